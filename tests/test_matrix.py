@@ -255,7 +255,7 @@ HOLES: Mapping[tuple[str, str], str] = {
     (
         "drafts",
         "qwen3.5 lfm2 falcon-h1 nemotron-h",
-    ): "whose cache is a state that no token can be taken out of again; leave the draft out",
+    ): "whose state cannot be rolled back to drop rejected tokens; leave the draft out",
     ("ranks", "qwen3.5 lfm2 falcon-h1 nemotron-h"): "tensor parallel: ranks cannot share the heads of",
 }
 """Column and families -> text of the error."""

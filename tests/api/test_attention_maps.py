@@ -207,7 +207,7 @@ def test_encoders_are_those_of_transformers(tmp_path: Path) -> None:
         assert maps[0].keys[0] == "[CLS]"
         close(filler.hidden_states(text), out.hidden_states)
         close([attention_map.weights() for attention_map in maps.values()], out.attentions)
-    with pytest.raises(ConfigError, match="text 0 has 26 tokens, and this model reads 24"):
+    with pytest.raises(ConfigError, match="text 0 has 26 tokens, but this model reads at most 24"):
         filler.attention("the " * 24)
 
 
@@ -254,7 +254,7 @@ def test_what_is_not_there_is_refused() -> None:
             lm.attention("the cat", **options)
     with pytest.raises(ConfigError, match=r"layers: there is no 3 among 0\.\.2"):
         lm.hidden_states("the cat", layers=3)
-    with pytest.raises(DataError, match="one text, or the ids of one, is looked at in a call"):
+    with pytest.raises(DataError, match="take one text or its token ids, got several"):
         lm.attention(["the cat", "a dog"])
     with pytest.raises(DataError, match="prompt 0: token id 330 at place 1 is outside"):
         lm.hidden_states([0, 330])

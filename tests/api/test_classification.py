@@ -67,7 +67,9 @@ def test_independent_labels_and_single_ones(tmp_path: Path) -> None:
 def test_a_long_text_is_an_error_or_cut(classifier: tuple[Path, Any]) -> None:
     ours = headway.load(classifier[0], task="classify")
     long = "the cat " * 20
-    with pytest.raises(ConfigError, match=r"text 1 has 42 tokens, and this model reads 24; .* cut=True"):
+    with pytest.raises(
+        ConfigError, match=r"text 1 has 42 tokens, but this model reads at most 24; .* cut=True"
+    ):
         ours.classify(["the", long])
     assert ours.logits([long], cut=True).equal(ours.logits(["the cat " * 11]))
     both = ours.need_tokenizer().inputs([("the cat", long)])[0]

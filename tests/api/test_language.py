@@ -43,7 +43,7 @@ def test_stream_is_generate(lm: LanguageModel) -> None:
     settings = {"max_new_tokens": 20, "temperature": 1.3, "stop": ["a"]}
     text = "".join(delta.text for delta in lm.stream("the cat", **settings))
     assert text == lm.generate("the cat", **settings).text
-    with pytest.raises(DataError, match="stream continues one prompt"):
+    with pytest.raises(DataError, match="stream takes one prompt"):
         lm.stream(["a", "b"])  # type: ignore[list-item]
 
 
@@ -184,14 +184,14 @@ def test_an_id_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"source": 5}, r"a model or an adapter is a folder, a file or an id of the Hub, .* got 5"),
-        ({"adapter": [5]}, r"as text or a path, got 5"),
-        ({"adapter": 5}, r"as text or a path, got 5"),
+        ({"source": 5}, r"a model or adapter must be a folder, a file or a Hub id, .* got 5"),
+        ({"adapter": [5]}, r"as a str or Path, got 5"),
+        ({"adapter": 5}, r"as a str or Path, got 5"),
         (
             {"device": "cuda:99"},
-            r"device='cuda:99' was asked for, .* cannot use it here: .*; leave device out",
+            r"torch cannot use device='cuda:99' here: .*; leave device out",
         ),
-        ({"device": "gpu"}, r"device='gpu' was asked for, .*gpu; leave device out for the CPU"),
+        ({"device": "gpu"}, r"device='gpu' here: .*gpu; leave device out for the CPU"),
     ],
 )
 def test_what_is_no_folder_and_no_device_is_said(given: Any, said: str, folder: Path) -> None:

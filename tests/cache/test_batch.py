@@ -97,7 +97,7 @@ class Rows(RuleBasedStateMachine):
     def trim_too_much(self, data: st.DataObject) -> None:
         cache, rows = self.pick(data)
         counts = [min(1, len(row)) for row in rows[:-1]] + [len(rows[-1]) + 1]
-        with pytest.raises(CacheError, match="cannot take back"):
+        with pytest.raises(CacheError, match="cannot trim"):
             cache.trim(counts)
 
     @precondition(lambda self: len(self.caches) < 3)
@@ -204,15 +204,15 @@ REFUSED: dict[str, tuple[Callable[[BatchCache], Any], str]] = {
     ),
     "rows": (
         lambda c: store(c, Tokens.range(1, start=4).expand(3), torch.ones(3, 1)),
-        "tokens of 3 rows for a cache of 2; give one description per row, or one row that stands for all",
+        "tokens of 3 rows for a cache of 2; give one row of tokens for each, or one for all",
     ),
     "documents": (
         lambda c: store(c, Tokens(torch.tensor([[4, 0]]), torch.tensor([[0, 1]])), torch.ones(2, 2)),
-        "a row is one text, and a token's position is its index; give tokens without documents and positions",
+        "tokens must not have documents or positions, since a row is one text",
     ),
     "positions": (
         lambda c: store(c, Tokens.range(1, 4).with_position(torch.tensor([[9]])), torch.ones(2, 1)),
-        "a row is one text, and a token's position is its index",
+        "tokens must not have documents or positions",
     ),
     "device": (
         lambda c: store(c, Tokens.range(1, 4, device="meta"), torch.ones(2, 1)),
@@ -226,13 +226,13 @@ REFUSED: dict[str, tuple[Callable[[BatchCache], Any], str]] = {
         lambda c: c.next_tokens(2, [1, 3]),
         "lengths must be 2 numbers in 0..2, one per row, got [1, 3]",
     ),
-    "side": (lambda c: c.next_tokens(2, side="up"), 'side is "left" or "right", got \'up\''),
-    "count": (lambda c: c.next_tokens(-1), "a chunk has 0 slots or more, got -1"),
-    "trim": (lambda c: c.trim(5), "a text of 4 tokens cannot take back 5"),
+    "side": (lambda c: c.next_tokens(2, side="up"), 'side must be "left" or "right", got \'up\''),
+    "count": (lambda c: c.next_tokens(-1), "count must be 0 or more, got -1"),
+    "trim": (lambda c: c.trim(5), "cannot trim 5 tokens of a text of 4"),
     "trim of more rows": (lambda c: c.trim([1, 1, 1]), "one for each of the 2 rows, got [1, 1, 1]"),
     "trim by halves": (lambda c: c.trim(torch.tensor([0.5, 1])), "give one whole number"),
     "row": (lambda c: c.reorder([0, 2]), "rows are numbers in 0..1, got [0, 2]"),
-    "batch": (lambda _: cache_of(-1), "a batch has 0 rows or more, got -1"),
+    "batch": (lambda _: cache_of(-1), "batch must be 0 or more, got -1"),
 }
 
 
@@ -270,9 +270,9 @@ def test_a_pass_that_was_broken_off_is_noticed_and_a_fork_is_whole() -> None:
     with pytest.raises(ZeroDivisionError):
         decoder(ids[:, 5:], cache=cache)
     hook.remove()
-    with pytest.raises(CacheError, match="a forward pass was broken off"):
+    with pytest.raises(CacheError, match="a forward pass failed midway"):
         decoder(ids[:, 5:], cache=cache)
-    with pytest.raises(CacheError, match="a forward pass was broken off"):
+    with pytest.raises(CacheError, match="a forward pass failed midway"):
         decoder(ids[:, 5:], cache=cache.fork())
     torch.testing.assert_close(decoder(ids[:, 5:], cache=fork), whole[:, 5:], rtol=1e-5, atol=1e-5)
 

@@ -135,19 +135,19 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     table = pool.open()
     pool.extend(table, [1] * 300)
     pool.settle(table)
-    with pytest.raises(CacheError, match=r"400 more tokens take 42 bytes of pages, and \d+ of 50 are left"):
+    with pytest.raises(CacheError, match=r"400 more tokens take 42 bytes of pages, but \d+ of 50 are left"):
         pool.extend(table, [1] * 400)
-    with pytest.raises(CacheError, match=r"of 300 tokens cannot take back 301"):
+    with pytest.raises(CacheError, match=r"cannot trim 301 tokens of a text of 300"):
         pool.trim(table, 301)
     with pytest.raises(
-        CacheError, match=r"of 300 tokens cannot take back 150: layers that keep the last 100"
+        CacheError, match=r"cannot trim 150 tokens of a text of 300: layers that keep the last 100"
     ):
         pool.trim(table, 150)
     assert len(table) == 300
     states = PagePool([STATE])
     table = states.open()
     states.extend(table, [1])
-    with pytest.raises(CacheError, match="a state of all tokens cannot take one back"):
+    with pytest.raises(CacheError, match="a recurrent state cannot be trimmed"):
         states.trim(table, 1)
 
 

@@ -153,10 +153,10 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--beams", "4", "-t", "0.8"], "a beam search draws nothing, but Sampling(temperature=0.8"),
-        (["--beams", "4", "--top-k", "3"], "a beam search draws nothing"),
+        (["--beams", "4", "-t", "0.8"], "a beam search does not sample, but Sampling(temperature=0.8"),
+        (["--beams", "4", "--top-k", "3"], "a beam search does not sample"),
         (["--beams", "4", "--seed", "3"], "seed=3 were given"),
-        (["--beams", "4", "--stop", "a"], "a beam search ends texts by eos alone"),
+        (["--beams", "4", "--stop", "a"], "a beam search ends texts only at eos"),
         (["--beams", "4", "--n-best", "5"], "n_best is 5, but 4 beams keep 4 texts"),
         (
             ["--beams", "4", "--early-stopping", "always"],
@@ -164,10 +164,10 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
         ),
         (
             ["--n-best", "2"],
-            "n_best is about a beam search, and no number of beams was given; add beams=4 (--beams 4)",
+            "n_best needs a beam search, with beams as a number; add beams=4 (--beams 4)",
         ),
-        (["--length-penalty", "0"], "length_penalty is about a beam search"),
-        (["--early-stopping", "false"], "early_stopping is about a beam search"),
+        (["--length-penalty", "0"], "length_penalty needs a beam search"),
+        (["--early-stopping", "false"], "early_stopping needs a beam search"),
     ],
 )
 def test_beams_refuse_what_is_not_theirs(
@@ -191,8 +191,8 @@ def test_drafts_are_counted_and_change_no_text(folder: str, capsys: pytest.Captu
     assert report["ids"] == expected.ids
     assert report["accepted"] <= report["drafted"]
     for flags, message in (
-        (["--draft-tokens", "3"], "draft_tokens=3 is about drafts, and none were asked for"),
-        (["--draft", "ngram", "--beams", "2"], "draft: a beam search has no one next token to guess"),
+        (["--draft-tokens", "3"], "draft_tokens=3 needs a draft"),
+        (["--draft", "ngram", "--beams", "2"], "draft: drafts are not supported in a beam search"),
         (["--draft", "/nowhere/at/all"], "/nowhere/at/all: no such file or folder"),
     ):
         assert run(["generate", folder, "a", "-n", "3", *flags]) == 1

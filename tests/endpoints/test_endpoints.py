@@ -85,11 +85,12 @@ def test_what_fails_for_now_is_tried_again_and_what_is_refused_is_not() -> None:
             with pytest.raises(EndpointError, match=message):
                 endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
         with pytest.raises(
-            EndpointError, match=r"no reply after 2 tries; the last said: 500 down. Replies so far are"
+            EndpointError,
+            match=r"no reply after 2 tries; the last failed with: 500 down. Replies in a transcript are",
         ):
             endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
     assert len(requests) == 5
-    with pytest.raises(EndpointError, match=r"no reply after 2 tries; the last said: .*refused"):
+    with pytest.raises(EndpointError, match=r"no reply after 2 tries; the last failed with: .*refused"):
         endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
 
 
@@ -123,7 +124,7 @@ def test_a_server_that_hangs_is_left_after_the_timeout() -> None:
         endpoint = ServerEndpoint(
             url, "m", timeout=0.05, tries=2, say=messages.append, sleep=lambda seconds: None
         )
-        with pytest.raises(EndpointError, match=r"the last said: no answer within 0\.05 s"):
+        with pytest.raises(EndpointError, match=r"the last failed with: no answer within 0\.05 s"):
             endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
         release.set()
     assert messages == [f"{url}: no answer within 0.05 s; try 2 of 2 in 1 s"]
@@ -147,7 +148,7 @@ def test_a_reply_without_text_says_why() -> None:
 
 
 def test_a_timeout_is_of_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="a timeout is of servers, and nowhere is none"):
+    with pytest.raises(ConfigError, match=r"timeout is for servers .*, and nowhere is not one"):
         open_endpoint("nowhere", timeout=3)
     for command in (
         ["instruct", "--seeds", "x", "-n", "3", "--endpoint", "m"],
@@ -161,7 +162,11 @@ def test_what_is_no_reply_is_said() -> None:
     answer, _ = scripted((200, {}, {"choices": []}), (200, {}, b"<html>"), (400, {}, b"plain words"))
     with server(answer) as url:
         endpoint = ServerEndpoint(url, "m")
-        for message in ("this is no chat completion: .*/v1", "the answer is no JSON", "400 plain words"):
+        for message in (
+            "the answer is not a chat completion: .*/v1",
+            "the answer is not JSON",
+            "400 plain words",
+        ):
             with pytest.raises(EndpointError, match=message):
                 endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
 
@@ -216,7 +221,8 @@ def test_another_request_under_a_key_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
     fill(path, Scripted(echo), 2)
     with pytest.raises(
-        ConfigError, match=r"the request '0' was another one: endpoint was 'scripted' and is 'b'\. Go"
+        ConfigError,
+        match=r"the request '0' differs from the one in the file: endpoint was 'scripted' and is 'b'; use",
     ):
         fill(path, Scripted(echo, "b"), 2)
     with Transcript(path) as transcript:
@@ -230,7 +236,7 @@ def test_a_file_that_is_no_transcript_is_named_with_its_line(tmp_path: Path) -> 
     path = tmp_path / "transcript.jsonl"
     fill(path, Scripted(echo), 1)
     path.write_bytes(path.read_bytes() + json.dumps({"key": "x"}).encode() + b"\n")
-    with pytest.raises(DataError, match=r"transcript.jsonl:2: no line of a transcript: 'request'"):
+    with pytest.raises(DataError, match=r"transcript.jsonl:2: not a line of a transcript: 'request'"):
         Transcript(path)
 
 

@@ -164,5 +164,5 @@ def test_an_encoder_decoder_reads_its_sources_for_all_texts_alike() -> None:
     model = with_adapters(build(seq2seq(), seed=5).eval())  # type: ignore[arg-type]
     reader = Reader(model)
     reader.check_adapters(None)
-    with pytest.raises(ConfigError, match="of an encoder-decoder all texts have the same"):
+    with pytest.raises(ConfigError, match="an encoder-decoder has the same adapters for all texts"):
         reader.check_adapters(["tone"])

@@ -100,7 +100,7 @@ def test_a_chunk_that_is_none(value: object) -> None:
 def test_a_prompt_longer_than_the_context_is_refused_however_little_is_asked(new: int | None) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"prompt 1 has 65 tokens, {new or 0} more .* was trained on 64; ask for a shorter prompt",
+        match=rf"prompt 1 has 65 tokens, {new or 0} more .* was trained on 64; shorten the prompt",
     ):
         generate(MODEL, [[0], [0] * 65], GenerationConfig(max_new_tokens=new))
 
@@ -120,8 +120,8 @@ def test_prompt_and_new_tokens_fill_the_context_to_the_last_token(new: int, fits
 def test_a_hard_limit_holds_beyond_the_trained_context_too(limit: str) -> None:
     fields = {"max_context": 10} if limit == "max_context" else {"positions": Learned(10)}
     model = build(ModelSpec.of_depth(1, 50, context=8, **fields), seed=0)  # type: ignore[arg-type]
-    for prompt, new in (([0] * 5, 6), ([0] * 11, 0)):
-        with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; ask for"):
+    for prompt, new, remedy in (([0] * 5, 6, "ask for at most 5"), ([0] * 11, 0, "shorten the prompt")):
+        with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; {remedy}"):
             generate(model, [prompt], GenerationConfig(max_new_tokens=new, beyond_context=True))
     assert len(generate(model, [[0] * 5], GenerationConfig(beyond_context=True))[0].ids) == 5
 
@@ -224,8 +224,8 @@ def test_logits_that_are_no_numbers_end_a_text_and_name_its_request(bad: float, 
         ([], "no prompts: the batch is empty"),
         ([[0], []], "prompt 1 is empty: a model continues at least one token; begin with BOS"),
         ([None], "prompt 0 must be a list of token ids, got NoneType"),
-        (None, "prompts are lists of token ids, got NoneType"),
-        ("hello", "prompts are lists of token ids, got str"),
+        (None, "prompts must be lists of token ids, got NoneType"),
+        ("hello", "prompts must be lists of token ids, got str"),
         (["hello"], "prompt 0 must be a list of token ids, got str"),
         ([[0, -1]], r"prompt 0: token id -1 at place 1 is outside the model's vocabulary of 330 \(0..329\)"),
         ([[0], [330]], "prompt 1: token id 330 at place 0 is outside"),
@@ -242,7 +242,7 @@ def test_prompts_that_are_none(prompts: object, match: str) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
+        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs use_cache=True"),
         ({"stop": 5}, "stop is a string or a list of strings, got 5"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
         ({"stop": ["a"]}, "stop strings need a tokenizer"),

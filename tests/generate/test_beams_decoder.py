@@ -162,17 +162,20 @@ def test_a_language_model_takes_a_number_or_beams() -> None:
     many = lm.generate(["the cat", "a"], max_new_tokens=8, beams=Beams(4, n_best=2))
     assert many[0].ids == four.ids
     assert [len(g.hypotheses) for g in many] == [2, 2]
-    with pytest.raises(ConfigError, match="a beam search is certain of no token before its end"):
+    with pytest.raises(ConfigError, match="a beam search has no final token before its end"):
         lm.stream("the cat", beams=4)
 
 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"sampling": Sampling(temperature=0.8)}, r"draws nothing, but Sampling\(temperature=0.8.*leave out"),
-        ({"sampling": Sampling(top_k=5)}, "draws nothing, but .*top_k=5"),
-        ({"seed": 3}, "draws nothing, but .* and seed=3 were given"),
-        ({"stop": ["a"]}, r"ends texts by eos alone, but stop strings \['a'\] were given"),
+        (
+            {"sampling": Sampling(temperature=0.8)},
+            r"does not sample, but Sampling\(temperature=0.8.*leave out",
+        ),
+        ({"sampling": Sampling(top_k=5)}, "does not sample, but .*top_k=5"),
+        ({"seed": 3}, "does not sample, but .* and seed=3 were given"),
+        ({"stop": ["a"]}, r"ends texts only at eos, but stop strings \['a'\] were given"),
         ({"beams": 4}, r"beams must be a Beams, got 4; write Beams\(4\)"),
         (
             {"min_new_tokens": 9, "max_new_tokens": 8},

@@ -28,18 +28,23 @@ LINEAR = build(replace(MODEL.spec, patterns=(Causal(),) * 2).with_mixer(LinearAt
 @pytest.mark.parametrize(
     ("model", "draft", "config", "match"),
     [
-        (LINEAR, NgramDraft(), {}, "the model has layers of linear attention, whose cache is a state"),
+        (
+            LINEAR,
+            NgramDraft(),
+            {},
+            "the model has layers of linear attention, whose state cannot be rolled back",
+        ),
         (
             with_spec(positions=Rotary(1e4, pairing="halves", scaling=DynamicNTK(2.0, 32))),
             NgramDraft(),
             {},
-            "depend on how long a row is",
+            "depend on the row's length",
         ),
         (
             MODEL,
             NgramDraft(),
             {"beams": Beams(2)},
-            "a beam search has no one next token to guess; leave out the",
+            "drafts are not supported in a beam search; leave out the",
         ),
         (
             MODEL,
@@ -61,7 +66,7 @@ def test_drafts_that_cannot_be() -> None:
             ConfigError, match="tokens, proposed at a time, must be a whole number of at least 1, got"
         ):
             NgramDraft(tokens=tokens)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"1 or more, got least=3, most=2"):
+    with pytest.raises(ConfigError, match=r"needs 1 <= least <= most, got least=3, most=2"):
         NgramDraft(least=3, most=2)
     with pytest.raises(ConfigError, match="the model must be a Decoder, got Linear"):
         ModelDraft(model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]
@@ -93,14 +98,14 @@ def test_a_language_model_takes_drafts() -> None:
     for options, match in (
         (
             {"draft": "engram"},
-            r"draft is \"ngram\", a LanguageModel or a Draft, got 'engram' \(did you mean \"ngram\"",
+            r"draft must be \"ngram\", a LanguageModel or a Draft, got 'engram' \(did you mean \"ngram\"",
         ),
-        ({"draft_tokens": 3}, "draft_tokens=3 is about drafts, and none were asked for"),
+        ({"draft_tokens": 3}, "draft_tokens=3 needs a draft"),
         (
             {"draft": NgramDraft(), "draft_tokens": 3},
-            "draft_tokens=3, but the draft has tokens=8; leave out one",
+            "draft_tokens=3, but the draft has tokens=8; leave draft_tokens out",
         ),
-        ({"draft": LanguageModel(OTHER, sentencepiece())}, "another tokenizer than the model"),
+        ({"draft": LanguageModel(OTHER, sentencepiece())}, "tokenizer differs from the model's"),
     ):
         with pytest.raises(ConfigError, match=match):
             lm.generate("the cat", **options)  # type: ignore[call-overload]

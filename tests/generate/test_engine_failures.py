@@ -60,7 +60,7 @@ def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: ty
     reader.read = failing  # type: ignore[method-assign]
     with pytest.raises(kind, match="memory"):
         deque(engine.run(texts[:2]), maxlen=0)
-    expected = "memory" if kind is RuntimeError else "the step was interrupted (KeyboardInterrupt); ask again"
+    expected = "memory" if kind is RuntimeError else "the step was interrupted (KeyboardInterrupt); retry"
     assert [str(text.error) for text in texts] == [expected] * 2 + ["None"] * 2
     drain(engine)
     assert [ids_of(text) for text in texts[2:]] == [alone(model, text) for text in texts[2:]]

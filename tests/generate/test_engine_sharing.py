@@ -44,9 +44,7 @@ def test_positions_of_a_length_share_nothing() -> None:
     """What such a model stores depends on how the text reached its length."""
     rotary = Rotary(pairing="halves", scaling=DynamicNTK(2.0, trained_context=64))
     model = build(ModelSpec.of_depth(2, 330, positions=rotary), seed=0).eval()
-    with pytest.raises(
-        ConfigError, match="a budget of 9 bytes: positions of this model depend on the length"
-    ):
+    with pytest.raises(ConfigError, match="budget=9: this model's positions depend on the length"):
         Reader(model, budget=9)
     reader = Reader(model, keep=2**20)
     config = GenerationConfig(max_new_tokens=3, prefix_cache=True, beyond_context=True)

@@ -86,12 +86,12 @@ def test_streamed_and_not_asked_for() -> None:
 
 def test_settings_that_cannot_be() -> None:
     for settings, match in (
-        ({"top_log_probs": 2}, "top_log_probs=2 is about log_probs, which were not asked for; ask for both"),
+        ({"top_log_probs": 2}, "top_log_probs=2 needs log_probs=True"),
         (
             {"log_probs": True, "top_log_probs": -1},
             "top_log_probs must be a whole number of at least 0, got -1",
         ),
-        ({"log_probs": True, "beams": Beams(2)}, "have the log_probs that they are ranked by; leave out"),
+        ({"log_probs": True, "beams": Beams(2)}, "log-probabilities that they are ranked by; leave out"),
     ):
         with pytest.raises(ConfigError, match=match):
             GenerationConfig(**settings)  # type: ignore[arg-type]
@@ -130,4 +130,4 @@ def test_the_command_tells_them(tmp_path: object, capsys: pytest.CaptureFixture[
     assert run([*command, "--log-probs"]) == 1
     assert "--log-probs: they are in the report; add --json" in capsys.readouterr().err
     assert run([*command, "--top-log-probs", "2", "--json"]) == 1
-    assert "is about log_probs, which were not asked for" in capsys.readouterr().err
+    assert "needs log_probs=True" in capsys.readouterr().err

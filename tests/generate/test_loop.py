@@ -68,11 +68,11 @@ def test_settings_belong_to_a_request() -> None:
         assert [h.ids for h in generation.hypotheses] == [h.ids for h in alone.hypotheses]
     assert len(together[1].hypotheses) == 2
     with pytest.raises(
-        ConfigError, match="config: 3 of them for 4 prompts; give one for all, or one for each"
+        ConfigError, match="config: 3 configs for 4 prompts; give one for all, or one for each"
     ):
         generate(MODEL, PROMPTS, configs[:3])
     with pytest.raises(
-        ConfigError, match="use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call"
+        ConfigError, match="use_cache, kv_cache_dtype, prefill_chunk and exact must be the same"
     ):
         generate(MODEL, PROMPTS[:2], [GenerationConfig(), GenerationConfig(prefill_chunk=2)])
 

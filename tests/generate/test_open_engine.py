@@ -66,7 +66,7 @@ def test_a_call_reads_what_no_earlier_one_stored(lm: LanguageModel, read: list[i
     del read[:]
     ids(lm)
     assert read[0] == 150
-    with pytest.raises(ConfigError, match="prefix_cache needs the cache"):
+    with pytest.raises(ConfigError, match="prefix_cache needs use_cache=True"):
         ids(lm, use_cache=False)
 
 

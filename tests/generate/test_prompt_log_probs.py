@@ -94,7 +94,5 @@ def test_generations_have_them_with_drafts_and_without_a_cache() -> None:
 
 
 def test_they_are_asked_for_with_log_probs() -> None:
-    with pytest.raises(
-        ConfigError, match="prompt_log_probs=True is about log_probs, which were not asked for"
-    ):
+    with pytest.raises(ConfigError, match="prompt_log_probs=True needs log_probs=True"):
         GenerationConfig(prompt_log_probs=True)

@@ -134,7 +134,7 @@ def test_what_fails_on_rank_0_fails_there_alone() -> None:
     whole = MODELS["full"]
 
     def body(model: Decoder) -> list[int]:
-        with pytest.raises(ConfigError, match="led: rank 0 reads with this model already"):
+        with pytest.raises(ConfigError, match="led: this model is led already"):
             led(model, lambda: None)
         with pytest.raises(ConfigError, match=r"exact: .* weights of one type"):
             reader_of(model, exact=True)
@@ -181,7 +181,7 @@ def test_a_draft_is_read_by_rank_0_alone() -> None:
     expected = [generation.ids for generation in generate(deepcopy(whole).double(), prompts, config)]
 
     def body(model: Decoder) -> None:
-        with pytest.raises(ConfigError, match="a model that ranks share"):
+        with pytest.raises(ConfigError, match="the model is sharded"):
             ModelDraft(model=model)
         for draft in (NgramDraft(tokens=3, least=1), ModelDraft(model=small_one)):
             assert [

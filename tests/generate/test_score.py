@@ -155,11 +155,11 @@ def test_what_cannot_be_scored_is_refused_by_name() -> None:
         score(MODEL, [([1], [2]), ([1], [])])
     with pytest.raises(DataError, match="token id 330 at place 0 is outside the model's vocabulary"):
         score(MODEL, [([1], [330])])
-    with pytest.raises(ConfigError, match="pair 1: 60 tokens of context and 6 of the continuation are more"):
+    with pytest.raises(ConfigError, match="pair 1: 60 tokens of context and 6 of the continuation exceed"):
         score(MODEL, [([1] * 60, [2] * 5), ([1] * 60, [2] * 6)])
     assert len(score(MODEL, [([1] * 60, [2] * 6)], beyond_context=True)[0].ids) == 6
     with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
         score(MODEL, PAIRS, batch_size=0)
-    with pytest.raises(ConfigError, match="a window must have 1 slot or more, got 0"):
+    with pytest.raises(ConfigError, match="window must be at least 1, got 0"):
         model.score_text("a", window=0)
     assert score(MODEL, []) == []

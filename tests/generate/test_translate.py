@@ -204,12 +204,13 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"generation": {}}, "decoder_start_token_id; got None"),
+        ({"generation": {}}, "decoder_start_token_id .* must be one token id, got None"),
         ({"generation": {"decoder_start_token_id": 99}}, r"must be a token id in 0\.\.8, got 99"),
         ({"generation": {"decoder_start_token_id": 8, "bad_words_ids": [[1, 2]]}}, "only single ids"),
+        ({"generation": {"decoder_start_token_id": 8, "bad_words_ids": [1]}}, r"only single ids, as \[id\]"),
         (
             {"generation": {"decoder_start_token_id": 8, "forced_eos_token_id": [0, 1]}},
-            "one id can be forced",
+            "must be one token id, got",
         ),
         (
             {"settings": GenerationConfig(prefill_chunk=2)},
@@ -217,7 +218,7 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
         ),
         ({"settings": GenerationConfig(stop=["a"])}, r"stop=\['a'\] has no effect"),
         ({"settings": GenerationConfig(max_new_tokens=60)}, "was trained on 32"),
-        ({"sources": [[1], [1] * 33]}, "source 1 has 33 tokens, and this model's encoder was made for 32"),
+        ({"sources": [[1], [1] * 33]}, "source 1 has 33 tokens, more than the 32 of this model's encoder"),
         ({"sources": []}, "the batch is empty"),
         ({"sources": [[1], [9]]}, "prompt 1: token id 9"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),

@@ -112,9 +112,7 @@ def test_a_context_is_cut_on_the_left_to_the_slots_of_a_row(harness: Any, lm: La
     assert model._fitted(context, continuation) == (context[-4:], continuation)
     assert model._fitted(context[:4], continuation) == (context[:4], continuation)
     assert model._fitted(context, [7] * 6) == (context[-1:], [7] * 6)
-    message = (
-        "a continuation of 7 tokens is longer than a row of 6 (max_length); this model cannot score this task"
-    )
+    message = "a continuation of 7 tokens exceeds max_length=6; this model cannot score this task"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         model._loglikelihood_tokens([(None, [1], [7] * 7)], disable_tqdm=True)
 
@@ -150,7 +148,7 @@ def test_a_folder_is_loaded_as_load_does(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.WARNING):
         harness.HeadwayLM(tmp_path / "m", device="cuda:1", dtype="fp32", backend="native", revision="v1")
-    assert "there is no cuda:1 here, using the CPU" in caplog.text
+    assert "cuda:1 is not available; using the CPU" in caplog.text
     caplog.clear()
     harness.HeadwayLM("hub/m")
     harness.HeadwayLM("hub/m", device="cpu")

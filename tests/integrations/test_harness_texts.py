@@ -65,13 +65,12 @@ def test_what_a_task_says_of_generation_is_said_in_our_words(
     [
         (
             {"until": ["a"], "max_gen_toks": 4, "num_beams": 3, "early": 1},
-            "the task asks for early, num_beams in generation, which headway does not have; known are "
+            "the task's generation_kwargs early, num_beams are not supported; supported are "
             "until, do_sample, temperature, max_gen_toks, top_k, top_p, min_p, repetition_penalty",
         ),
         (
             {"until": ["a"], "max_gen_toks": 64},
-            "max_gen_toks is 64, and a row has 64 slots (max_length): nothing is left for the context; ask for fewer "
-            "(--gen_kwargs max_gen_toks=N)",
+            "max_gen_toks=64 leaves no room for the context in max_length=64; lower it (--gen_kwargs max_gen_toks=N)",
         ),
     ],
 )
@@ -96,14 +95,18 @@ def test_a_chat_is_the_tokenizers_template(harness: Any, lm: LanguageModel, deco
     assert whole.endswith("the cat")
     assert model.apply_chat_template(reply).startswith(whole)
     with pytest.raises(
-        ConfigError, match=r"^this tokenizer has one chat template, and none of the name 'tool'$"
+        ConfigError, match=r"^chat template 'tool': this tokenizer has only one, without a name$"
     ):
         model.chat_template("tool")
     bare = harness.HeadwayLM(LanguageModel(decoder, byte_level()))
     assert bare.chat_template(False) is None
-    for call in (lambda: bare.chat_template(True), lambda: bare.apply_chat_template(CHAT)):
+    for call in (
+        lambda: bare.chat_template(True),
+        lambda: bare.chat_template("tool"),
+        lambda: bare.apply_chat_template(CHAT),
+    ):
         with pytest.raises(
-            ConfigError, match=r"^a chat template was asked for, and this tokenizer has none$"
+            ConfigError, match=r"^a chat template was asked for, but this tokenizer has none$"
         ):
             call()
 
@@ -134,8 +137,8 @@ def test_an_evaluation_asks_the_harness_for_what_is_said(harness: Any, lm: Langu
     assert harness.asked["limit"] is harness.asked["num_fewshot"] is None
     assert harness.asked["apply_chat_template"] is False
     message = (
-        "the harness has no task x, y; `python -m headway.integrations.lm_eval ls tasks` lists those that it "
-        "has, and a folder of YAML files adds your own (--tasks)"
+        "the harness has no task x, y; `python -m headway.integrations.lm_eval ls tasks` lists its tasks, "
+        "and a folder of YAML files adds your own (--tasks)"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         harness.evaluate(lm, ["x", "own", "y"], folder="tasks")

@@ -133,7 +133,7 @@ def test_contexts_that_are_too_long_are_cut_as_the_harness_cuts_them(lm: Languag
     expected = [answer[0][0] for answer in found(theirs(folder, max_length=20), folder, "own_choice")]
     ours = [answer[0][0] for answer in found(HeadwayLM(lm, max_length=20), folder, "own_choice")]
     assert ours == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(ConfigError, match="a continuation of 3 tokens is longer than a row of 2"):
+    with pytest.raises(ConfigError, match="a continuation of 3 tokens exceeds max_length=2"):
         HeadwayLM(lm, max_length=2)._loglikelihood_tokens([(None, [1], [2, 3, 4])], disable_tqdm=True)
 
 

@@ -32,7 +32,7 @@ def test_a_layer_whose_forward_is_wrapped_asks_for_attention(monkeypatch: pytest
 
 @pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
 def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
-    message = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
+    message = rf"{type(config).__name__.removesuffix('Config')}\w* has its own attention code"
     with pytest.raises(BackendError, match=message):
         AutoModel.from_config(config, attn_implementation="headway")
     config._attn_implementation = "eager"
@@ -46,7 +46,7 @@ def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
 
 @pytest.mark.parametrize("config", WITHOUT.values(), ids=WITHOUT)
 def test_a_model_without_attention_is_named(config: Any) -> None:
-    message = r"Model has no attention that it asks `transformers` for.*leave it out for this model"
+    message = r"Model has no attention layer that uses attn_implementation.*leave it out for this model"
     with pytest.raises(BackendError, match=message):
         AutoModel.from_config(config, attn_implementation="headway")
     config._attn_implementation = "eager"

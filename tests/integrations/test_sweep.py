@@ -37,7 +37,7 @@ ALL = [
     for kind, named in kinds.items()
     for name in ([named] if isinstance(named, str) else named)
 ]
-KEEPS, NONE = "keeps its own attention", "has no attention that it asks `transformers` for"
+KEEPS, NONE = "has its own attention code", "has no attention layer that uses attn_implementation"
 REFUSED: Mapping[str, str] = {
     KEEPS: "big_bird bloom codegen convbert cpmant deberta deberta-v2 falcon flaubert fsmt funnel got_ocr2 gpt_neo "
     "gpt_neox_japanese gptj granite_speech granite_speech_plus ibert led longformer luke megatron-bert mpnet mpt mra "
@@ -51,11 +51,11 @@ REFUSED: Mapping[str, str] = {
     "the model applies `add` to its attention mask": "git pairs:bigbird_pegasus",
     "the model passes position_bias": "inkling2_text inkling_text longt5 mt5 umt5 switch_transformers t5",
     "the model's mask is made by `or_masks`": "gemma4_unified",
-    "sliding_window_mask_function.<locals>.inner_mask`, which is not a pattern": "t5gemma2",
-    "over pairs of tokens was given": "layoutlm",
+    "sliding_window_mask_function.<locals>.inner_mask`, for which there is no pattern": "t5gemma2",
+    "is not supported; give the 2-dimensional": "layoutlm",
 }
 """Text of the error -> the model types refused with it."""
-LEFT = "the model's chunks begin behind padding on the left; pad on the right"
+LEFT = "chunked attention with padding on the left is not supported; pad on the right"
 CHUNKS = "llama4 llama4_text"
 """Model types that refuse padding on the left with this error."""
 UNCACHED = "recurrent_gemma encoder-decoder switch_transformers"

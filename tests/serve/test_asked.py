@@ -75,10 +75,13 @@ def test_the_last_message_of_an_assistant_goes_on(house: House) -> None:
     ("more", "words"),
     [
         ({"add_generation_prompt": True, "continue_final_message": True}, "leave one out"),
-        ({"messages": [USER, BEGUN, BEGUN]}, "two of the assistant"),
-        ({"return_progress": True}, "return_progress: of streams"),
-        ({"timings_per_token": True}, "timings_per_token: of streams"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is no text"),
+        ({"messages": [USER, BEGUN, BEGUN]}, "the last two are the assistant's"),
+        ({"return_progress": True}, "return_progress: allowed only if stream is true"),
+        ({"timings_per_token": True}, "timings_per_token: allowed only if stream is true"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "only parts of type text are supported, got {'type': 'image_url'}",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said(house: House, more: dict[str, Any], words: str) -> None:
@@ -182,7 +185,7 @@ def test_a_model_has_several_names_and_sleeps() -> None:
         [entry] = ask(house, "/v1/models", method="GET")[1]["data"]
         assert (entry["id"], entry["aliases"], entry["tags"]) == ("one", ["one", "two"], ["chat"])
         assert [slot["is_processing"] for slot in ask(house, "/slots", method="GET")[1]] == [False, False]
-    with pytest.raises(ConfigError, match="there is a model 'two' already"):
+    with pytest.raises(ConfigError, match="the model name 'two' is taken"):
         models.add_adapter("two", models.place("one"), "adapter")
 
 

@@ -98,7 +98,7 @@ def test_embeddings_of_ids_and_in_base64(house: House, encoders: dict[str, Any])
         raw = base64.b64decode(data["embedding"])
         assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector.tolist(), abs=ULP)
     response = answered(house, "/v1/embeddings", model="embedder", input="a dog", pooling="last")
-    assert response["warnings"] == ["pooling is unknown here and changes nothing"]
+    assert response["warnings"] == ["pooling is unknown and was ignored"]
 
 
 def test_vectors_are_cut_where_they_were_trained_to_be(house: House, encoders: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_vectors_are_cut_where_they_were_trained_to_be(house: House, encoders: d
     assert torch.allclose(actual, encoders["nested"].embed(TEXTS, dimensions=8), rtol=ULP, atol=ULP)
     assert torch.allclose(actual, torch.nn.functional.normalize(whole[:, :8]), atol=1e-6)
     message = refused(house, "/v1/embeddings", model="nested", input="a", dimensions=9)
-    assert "have 32 numbers" in message
+    assert "have 32 dimensions" in message
     assert "8, 16" in message
     assert "matryoshka_dimensions" in refused(
         house, "/v1/embeddings", model="embedder", input="a", dimensions=8
@@ -196,10 +196,10 @@ def test_labels_spans_masks_and_answers(house: House, encoders: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/v1/embeddings", {"model": "talker", "input": "a"}, "there are embedder, nested"),
-        ("/v1/completions", {"model": "embedder", "prompt": "a"}, "there are talker"),
-        ("/classify", {"model": "tagger", "input": "a"}, "there are labels, ranker"),
-        ("/v1/embeddings", {"model": "embedder", "input": ["a", "the cat " * 40]}, "has 82 tokens, and this"),
+        ("/v1/embeddings", {"model": "talker", "input": "a"}, "one for embed; loaded: embedder, nested"),
+        ("/v1/completions", {"model": "embedder", "prompt": "a"}, "loaded: talker"),
+        ("/classify", {"model": "tagger", "input": "a"}, "loaded: labels, ranker"),
+        ("/v1/embeddings", {"model": "embedder", "input": ["a", "the cat " * 40]}, "has 82 tokens, but this"),
         ("/v1/embeddings", {"model": "embedder", "input": "  "}, "empty"),
         ("/v1/embeddings", {"model": "embedder", "input": []}, "input"),
         ("/v1/embeddings", {"model": "embedder", "input": ["a"] * 2049}, "input"),
@@ -210,7 +210,7 @@ def test_labels_spans_masks_and_answers(house: House, encoders: dict[str, Any]) 
         ("/rerank", {"model": "ranker", "query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
         ("/classify", {"model": "ranker", "input": "a"}, "one label"),
         ("/v1/fill-mask", {"model": "filler", "input": "a cat"}, r"no [MASK]"),
-        ("/v1/answer", {"model": "answerer", "question": "a", "context": "the " * 9000, "stride": 1}, "longer stride"),
+        ("/v1/answer", {"model": "answerer", "question": "a", "context": "the " * 9000, "stride": 1}, "raise stride"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(house: House, path: str, body: dict[str, Any], words: str) -> None:
@@ -227,7 +227,7 @@ def test_a_long_text_is_cut_where_that_is_asked(house: House, encoders: dict[str
 
 def test_too_many_tokens_are_refused_before_they_are_read(house: House) -> None:
     body = {"model": "answerer", "question": "a", "context": "." * 30000, "stride": 4}
-    assert "more than 300000 tokens are too many for a request" in refused(house, "/v1/answer", **body)
+    assert "more than 300000 tokens, the limit" in refused(house, "/v1/answer", **body)
 
 
 def test_models_say_what_they_are_for(house: House) -> None:

@@ -119,7 +119,7 @@ def test_tokens_of_other_tokenizers_are_their_bytes(tokenizer: Any) -> None:
         state.advance(allowed[-1])
         written += table[allowed[-1]]
     assert written in sentences
-    with pytest.raises(ConfigError, match="words and no bytes"):
+    with pytest.raises(ConfigError, match="words, not bytes"):
         Grammars(word_piece(), 12, [2])
 
 
@@ -190,8 +190,14 @@ def test_a_forked_process_writes_the_same_text() -> None:
 @pytest.mark.parametrize("step", [2000, 2000.0, 0.25, 10_000])
 def test_a_step_counts_as_its_digits(step: float) -> None:
     check_schema({"items": {"multipleOf": step}})
-    with pytest.raises(ConfigError, match="a common multiple of"):
+    with pytest.raises(ConfigError, match="the least common multiple of"):
         check_schema({"allOf": [{"multipleOf": step}, {"multipleOf": 10_007}]})
+
+
+def test_steps_that_are_no_numbers_are_left_to_the_compiler_and_huge_ones_are_refused() -> None:
+    check_schema({"items": [{"multipleOf": float("inf")}, {"multipleOf": True}, {"multipleOf": "2"}]})
+    with pytest.raises(ConfigError, match=r"multipleOf .*: the least common multiple"):
+        check_schema({"allOf": [{"multipleOf": 10**4000 + i} for i in range(3)]})
 
 
 def test_beams_and_grammars_are_one_or_the_other() -> None:

@@ -82,9 +82,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     one, two = read_keys(path)
     assert (one.secret, one.name, one.requests, one.tokens, one.admin) == ("one", "me", 2, 100, False)
     assert (two.secret, two.requests, two.tokens, two.admin) == ("two", None, None, True)
-    for text in ("", "# none\n", "one reqests=2", "one requests=many", "one tokens=0", "one two"):
-        path.write_text(text)
-        with pytest.raises(ConfigError):
+    for text in ("", "# none\n", "one reqests=2", "one requests=many", "one tokens=0", "one two", "\xff"):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(ConfigError, match="keys"):
             read_keys(path)
 
 

@@ -148,7 +148,12 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/tokenize", {}, "give prompt"),
+        ("/tokenize", {}, "tokenize takes one of prompt, content"),
+        (
+            "/tokenize",
+            {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
+            "tokenize takes one of",
+        ),
         ("/detokenize", {"tokens": [99999]}, "not in the vocabulary"),
         ("/completion", {"prompt": "x" * 600}, "exceeds the available context size"),
         ("/completion", {"prompt": []}, "no prompts"),
@@ -160,7 +165,7 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
             "input_extra",
         ),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "no tokens for filling a gap"),
-        ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "suffix with echo"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "suffix and echo"),
     ],
 )
 def test_what_is_wrong_is_said(house: House, path: str, body: dict[str, Any], words: str) -> None:

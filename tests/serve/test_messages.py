@@ -220,7 +220,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "'image'"),
         ({"extra_body": {"temperature": -1}}, 400, "temperature"),
         ({"tool_choice": {"type": "some"}}, 400, "tool_choice.type"),
-        ({"tools": [{"input_schema": {}}]}, 400, "has a name"),
+        ({"tools": [{"input_schema": {}}]}, 400, "needs a name"),
     ],
 )
 def test_what_is_wrong_is_said_as_anthropic_does(
@@ -253,8 +253,8 @@ def test_what_changes_nothing_is_told(client: Any) -> None:
     answer = client.messages.create(**fields, tools=tools, thinking=thinking)
     assert json.dumps(answer.warnings) == json.dumps(
         [
-            "thinking.budget_tokens is unknown here and changes nothing",
-            "tools.web_search_20250305 is unknown here and changes nothing",
-            "enable_thinking: the chat template knows none; it changes nothing",
+            "thinking.budget_tokens is unknown and was ignored",
+            "tools.web_search_20250305 is unknown and was ignored",
+            "enable_thinking is unknown to the chat template and was ignored",
         ]
     )

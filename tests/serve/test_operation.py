@@ -146,7 +146,7 @@ def test_a_model_that_finds_nothing_again_is_not_ready() -> None:
         engine.reader.open = lambda ids, adapters, shares, salt: original(ids, adapters, False, salt)
         status, _, body = answer(house, "/ready", method="GET")
         assert status == 503
-        assert "is not found by the same prompt" in json.loads(body)["error"]["message"]
+        assert "is not found in the prefix cache" in json.loads(body)["error"]["message"]
 
 
 # -- what comes over the wire --------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_heads_and_bodies_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bodies_of_many_pieces_are_refused_before_they_are_read(house: House) -> None:
     for values, mark in (([0] * 300_000, ","), ([[]] * 70_000, "["), ([{}] * 70_000, "{")):
         status, _, body = answer(house, body={"prompt": "x", "z": values})
-        message = f"the body has {mark} more than"
+        message = f"of {mark!r}; send less"
         assert (status, message in json.loads(body)["error"]["message"]) == (413, True)
 
 
@@ -218,7 +218,7 @@ def test_it_ends_when_what_is_being_written_is_done() -> None:
             house.listener.drain()
             status, headers, body = answer(house)
             assert (status, headers["Retry-After"]) == (503, "1")
-            assert "ends" in json.loads(body)["error"]["message"]
+            assert "is shutting down" in json.loads(body)["error"]["message"]
             assert answer(house, "/ready", method="GET")[0] == 503
             assert answer(house, "/health", method="GET")[0] == 200
             house_gate(house)

@@ -203,7 +203,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
             "'input_image'",
         ),
         ({"input": [3]}, "input"),
-        ({"tools": [{"type": "function"}]}, "has a name"),
+        ({"tools": [{"type": "function"}]}, "needs a name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 2000}, "trained on 512"),
     ],
@@ -227,7 +227,7 @@ def test_tools_of_others_are_skipped_by_name_or_refused(client: Any) -> None:
         "store": False,
     }
     answer = client.responses.create(model="small", **fields)
-    assert answer.warnings == ["tools.web_search is unknown here and changes nothing"]
+    assert answer.warnings == ["tools.web_search is unknown and was ignored"]
     with (
         serving(strict=True) as strict,
         openai.OpenAI(base_url=f"{strict.url}/v1", api_key="none", max_retries=0) as strict_client,

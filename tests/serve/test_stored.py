@@ -51,9 +51,9 @@ def test_what_was_kept_is_found_elsewhere(kind: str, how: dict[str, Any]) -> Non
         drain(second)
         assert ids_of(in_first) == ids_of(in_second)
         assert in_first.stored == in_second.stored
-    with pytest.raises(CacheError, match="an empty cache"):
+    with pytest.raises(CacheError, match="must be empty"):
         put_kept(second.reader.cache, kept)
-    with pytest.raises(CacheError, match="other layers"):
+    with pytest.raises(CacheError, match="do not fit this model's layers"):
         put_kept(engine_of("linear" if kind == "full" else "full").reader.cache, kept)
 
 

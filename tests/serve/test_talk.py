@@ -64,10 +64,10 @@ def test_what_a_server_cannot_be_told_is_refused(house: House, capsys: pytest.Ca
 def test_a_stream_that_fails_or_breaks_off_is_no_reply() -> None:
     with serving() as house, failing(engine_of(house), RuntimeError(), after=4):
         pieces = ServerEndpoint(f"{house.url}/v1").stream([{"role": "user", "content": "x"}], max_tokens=50)
-        with pytest.raises(EndpointError, match="the server failed"):
+        with pytest.raises(EndpointError, match="internal server error"):
             "".join(pieces)
     broken = server(lambda path, body: (200, {}, b'data: {"choices": []}\n\n'))
-    with broken as url, pytest.raises(EndpointError, match="broke off"):
+    with broken as url, pytest.raises(EndpointError, match="ended before"):
         [*ServerEndpoint(url, "m").stream([])]
     with pytest.raises(EndpointError, match="refused"):
         [*ServerEndpoint("http://127.0.0.1:9/v1", "m").stream([])]
@@ -78,10 +78,10 @@ def test_a_stream_that_fails_or_breaks_off_is_no_reply() -> None:
     [
         ('{"error": {"message": "too long"}}', "too long"),
         ('{"error": "too long"}', "too long"),
-        ('{"choices": [{}]}', "no chunk of a chat completion"),
-        ('{"choices": [{"delta": {"content": 1}}]}', "no chunk"),
-        ("[1]", "no chunk"),
-        ('{"choices":', "no chunk"),
+        ('{"choices": [{}]}', "not a chunk of a chat completion"),
+        ('{"choices": [{"delta": {"content": 1}}]}', "not a chunk"),
+        ("[1]", "not a chunk"),
+        ('{"choices":', "not a chunk"),
     ],
 )
 def test_an_event_that_is_none_is_an_error_of_the_endpoint(event: str, words: str) -> None:

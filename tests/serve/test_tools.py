@@ -174,7 +174,7 @@ def test_more_than_one_grammar_is_refused() -> None:
         response_format={"type": "json_object"},  # type: ignore[arg-type]
         structured_outputs={"regex": "a"},  # type: ignore[arg-type]
     )
-    with pytest.raises(ConfigError, match="one grammar"):
+    with pytest.raises(ConfigError, match="2 grammars were given; give one"):
         _ = chat.asked_grammar
 
 

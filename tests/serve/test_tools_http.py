@@ -57,8 +57,8 @@ def test_text_is_that_of_generate_where_functions_are_there(client: Any) -> None
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "h is asked for"),
-        ({"tool_choice": "required", "tools": []}, "a call is asked for"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "h in tools"),
+        ({"tool_choice": "required", "tools": []}, "a function in tools"),
         ({"tools": [{"type": "web_search"}]}, "function"),
         ({"tools": [{"type": "function", "function": {"name": 'a"b'}}]}, "name"),
         ({"tools": ASKED["tools"] * 129}, "tools"),  # type: ignore[operator]

@@ -95,10 +95,10 @@ def test_many_at_once_are_those_of_one_after_the_other(house: House, translator:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"text": "the cat " * 40}, "and this model's encoder was made for 96"),
+        ({"text": "the cat " * 40}, "more than the 96 of this model's encoder"),
         ({"text": " "}, "empty"),
         ({"beams": 2, "n_best": 3}, "n_best is 3"),
-        ({"text": ["a"] * 100, "beams": 6}, "may have 512, and 100 texts have 600"),
+        ({"text": ["a"] * 100, "beams": 6}, "100 texts have 600 beams, more than 512"),
         ({"text": ["a"] * 129}, "text"),
         ({"max_tokens": 99}, "99 more were asked for"),
         ({"length_penalty": 99.0}, "length_penalty"),

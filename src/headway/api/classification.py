@@ -63,7 +63,7 @@ class Classifier(TextEncoder):
             check_whole("top_k", top_k)
         if len(names) == 1 and not self.independent:
             raise ConfigError(
-                f"this model has one label, {names[0]!r}, so its output is a number and no choice; read it with "
+                f"this model has one label, {names[0]!r}, so its output is a score, not a class; read it with "
                 "logits(texts)"
             )
         logits = self.logits(texts, batch_size=batch_size, cut=cut)
@@ -137,10 +137,12 @@ class Answerer(TextEncoder):
             check_whole(name, value)
         parts = windows(self._read([(question, context)])[0], self.limit, stride)
         if no_answer is not None and math.isnan(no_answer):
-            raise ConfigError("no_answer is a difference of scores, got nan; 0 is the one to begin with")
+            raise ConfigError(
+                "no_answer must be a number, a difference of scores (0 is a good start), got nan"
+            )
         if no_answer is not None and parts[0].texts[0] is not None:
             raise ConfigError(
-                "no_answer is scored at the token before the question ([CLS]), and this tokenizer puts none there; "
+                "no_answer is scored at the token before the question ([CLS]), but this tokenizer adds none; "
                 "leave no_answer out"
             )
         outputs = self._outputs(parts, batch_size)

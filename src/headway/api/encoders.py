@@ -111,7 +111,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def _read(self, texts: Sequence[Input], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:
             problem = "one text" if isinstance(texts, str) else "no texts"
-            raise DataError(f"a list of texts is expected, got {problem}")
+            raise DataError(f"texts must be a list of one or more texts, got {problem}")
         if not isinstance(texts[0], str | tuple):
             read = [Encoded.of(ids) for ids in check_prompts(texts, self.spec.vocab)]  # type: ignore[arg-type]
         else:
@@ -122,8 +122,8 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def _check_length(self, number: int, text: Encoded) -> None:
         if len(text.ids) > self.limit:
             raise ConfigError(
-                f"text {number} has {len(text.ids)} tokens, and this model reads {self.limit}; give less of it, or "
-                "cut=True (--cut) to read its beginning only"
+                f"text {number} has {len(text.ids)} tokens, but this model reads at most {self.limit}; shorten it, or "
+                "in classify, logits, embed and states set cut=True (--cut; truncate over HTTP)"
             )
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int, read: Read | None = None) -> list[Tensor]:
@@ -216,8 +216,8 @@ class Embedder(TextEncoder):
         if dimensions not in (None, width, *self.dimensions):
             known = ", ".join(map(str, self.dimensions)) or "none (matryoshka_dimensions of config.json)"
             raise ConfigError(
-                f"dimensions={dimensions}: this model's vectors have {width} numbers, and it was trained to be cut to "
-                f"{known}; leave dimensions out, or ask for one of these"
+                f"dimensions={dimensions}: this model's vectors have {width} dimensions; those that it was trained to "
+                f"be truncated to: {known}; leave dimensions out, or give one of these"
             )
         vectors = torch.stack(self._outputs(self._read(texts, cut), batch_size))
         if dimensions in (None, width):

@@ -88,7 +88,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         Concatenated, they are the text of `generate` with the same arguments."""
         rows, single = self._prompts(prompt, special)
         if not single:
-            raise DataError("stream continues one prompt, got several; use generate, or generate.stream")
+            raise DataError("stream takes one prompt, got several; use generate, or headway.generate.stream")
         config, draft = self._settings(options)
         return stream_ids(self.model, rows, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine)
 
@@ -189,7 +189,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     def _row(self, text: OnePrompt, special: bool) -> dict[str, Any]:
         rows, single = self._prompts(text, special)
         if not single:
-            raise DataError("one text, or the ids of one, is looked at in a call; got several")
+            raise DataError("attention and hidden_states take one text or its token ids, got several")
         ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.like.device)
         return {"ids": ids}
 

@@ -145,7 +145,7 @@ def load(
     for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):
         if not isinstance(place, str | Path):
             raise ConfigError(
-                f"load: a model or an adapter is a folder, a file or an id of the Hub, as text or a path, got {place!r}"
+                f"load: a model or adapter must be a folder, a file or a Hub id, as a str or Path, got {place!r}"
             )
     source, adapters = with_base(source, adapters)
     path = local_model(source, revision=revision, allow_pickle=allow_pickle)
@@ -196,7 +196,9 @@ def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
 def _wrapped(task: str, model: Model, tokenizer: AnyTokenizer | None, folder: Folder) -> AnyModel:
     options: dict[str, Any] = {}
     if isinstance(tokenizer, MarianTokenizer) and not isinstance(model, EncoderDecoder):
-        raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
+        raise ConfigError(
+            f"{folder.path}: source.spm needs an encoder-decoder; this model is {folder.spec.family}"
+        )
     if isinstance(model, Decoder | EncoderDecoder):
         options["generation"] = folder.generation
     elif task == "classify":
@@ -215,7 +217,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:  # for CUDA it is an AssertionError
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
-            f"load: device={device!r} was asked for, and torch cannot use it here: {why}; leave device out for the CPU"
+            f"load: torch cannot use device={device!r} here: {why}; leave device out for the CPU"
         ) from error
     return where
 

@@ -164,8 +164,8 @@ def config_of(
         settings["beams"] = Beams(settings["beams"], **search)
     elif search:
         raise ConfigError(
-            f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
-            "or leave it out"
+            f"{next(iter(search))} needs a beam search, with beams as a number; add beams=4 (--beams 4), or leave it "
+            "out"
         )
     return GenerationConfig(**settings, sampling=Sampling(**sampling), forbidden=unused), extra
 
@@ -190,30 +190,28 @@ def make_draft(draft: AnyDraft | None, tokens: int | None, target: Pretrained[An
     limit: dict[str, int] = {} if tokens is None else {"tokens": tokens}
     if draft is None:
         if limit:
-            raise ConfigError(
-                f'draft_tokens={tokens} is about drafts, and none were asked for; add draft="ngram", or leave it out'
-            )
+            raise ConfigError(f'draft_tokens={tokens} needs a draft; add draft="ngram", or leave it out')
         return None
     if draft == "ngram":
         return NgramDraft(**limit)
     if isinstance(draft, Pretrained):
         if not isinstance(draft.model, Decoder):
-            raise ConfigError(
-                f'draft: a draft model is a decoder, and {draft!r} is none; give one, or "ngram"'
-            )
+            raise ConfigError(f'draft: a draft model must be a decoder, got {draft!r}; give one, or "ngram"')
         theirs, ours = draft.tokenizer, target.tokenizer
         if theirs is not None and ours is not None and theirs.fingerprint != ours.fingerprint:
             raise ConfigError(
-                "draft: the draft model has another tokenizer than the model, so that its ids mean something else; "
-                "give one with the same tokenizer"
+                "draft: the draft model's tokenizer differs from the model's; give a draft model with the same "
+                "tokenizer"
             )
         return ModelDraft(model=draft.model, **limit)
     if not isinstance(draft, Draft):
         close = did_you_mean(draft, ["ngram"]) if isinstance(draft, str) else ""
         raise ConfigError(
-            f'draft is "ngram", a LanguageModel or a Draft, got {draft!r}{close}; load a folder first: '
+            f'draft must be "ngram", a LanguageModel or a Draft, got {draft!r}{close}; load a folder first: '
             "draft=headway.load(FOLDER)"
         )
     if limit:
-        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={draft.tokens}; leave out one")
+        raise ConfigError(
+            f"draft_tokens={tokens}, but the draft has tokens={draft.tokens}; leave draft_tokens out"
+        )
     return draft

@@ -83,8 +83,8 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer]):
         tokenizer = self.need_tokenizer()
         if isinstance(tokenizer, MarianTokenizer) or not tokenizer.languages:
             raise DataError(
-                "this model's tokenizer has no languages to choose from, so there is no source_language and no "
-                "target_language; leave them out (a Marian of several target languages reads them in the text: "
+                "source_language, target_language: this model's tokenizer has no languages to choose from; leave them "
+                "out (a Marian model of several target languages takes the language in the text: "
                 '">>fra<< Hello")'
             )
         translator = copy(self)

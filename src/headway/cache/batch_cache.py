@@ -80,7 +80,7 @@ class BatchCache:
 
     def __init__(self, pages: PagedCache, batch: int) -> None:
         if batch < 0:
-            raise CacheError(f"BatchCache: a batch has 0 rows or more, got {batch}")
+            raise CacheError(f"BatchCache: batch must be 0 or more, got {batch}")
         self.pages, self.tables = pages, [pages.open() for _ in range(batch)]
         self._is_broken = False
         weakref.finalize(self, _close, pages.pool, self.tables)
@@ -142,9 +142,9 @@ class BatchCache:
             CacheError: for numbers that do not fit.
         """
         if count < 0:
-            raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
+            raise CacheError(f"next_tokens: count must be 0 or more, got {count}")
         if side not in ("left", "right"):
-            raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
+            raise CacheError(f'next_tokens: side must be "left" or "right", got {side!r}')
         row_lengths = self.lengths
         numbers = lengths.tolist() if isinstance(lengths, Tensor) else lengths
         counts = (count,) * len(row_lengths) if numbers is None else tuple(numbers)
@@ -169,8 +169,8 @@ class BatchCache:
         after a step that was aborted."""
         if self._is_broken:
             raise CacheError(
-                "BatchCache: a forward pass was broken off, so layers have not seen the same tokens; start with a new "
-                "cache, or fork() before a pass that may fail"
+                "BatchCache: a forward pass failed midway, so layers hold different tokens; start with a new cache, "
+                "or fork() before a pass that may fail"
             )
         packed, counts, marks = self._read(tokens)
         before = {row: set(self.tables[row].globals) for row in marks}
@@ -198,13 +198,13 @@ class BatchCache:
             )
         if tokens.rows not in (1, self.batch):
             raise CacheError(
-                f"BatchCache: tokens of {tokens.rows} rows for a cache of {self.batch}; give one description per row, "
-                "or one row that stands for all"
+                f"BatchCache: tokens of {tokens.rows} rows for a cache of {self.batch}; give one row of tokens for "
+                "each, or one for all"
             )
         if tokens.position is not None or bool((tokens.documents * tokens.valid).any()):
             raise CacheError(
-                "BatchCache: a row is one text, and a token's position is its index; give tokens without documents "
-                "and positions: next_tokens"
+                "BatchCache: tokens must not have documents or positions, since a row is one text; make them with "
+                "next_tokens"
             )
         expanded = tokens.expand(self.batch)
         index_BT, global_BT = expanded.index.cpu(), expanded.globals.cpu()

@@ -36,12 +36,10 @@ def put_kept(cache: PagedCache, kept: Kept) -> None:
     layers."""
     pool, counts = cache.pool, [len(keys) for keys in kept.keys]
     if pool.held:
-        raise CacheError(
-            f"{pool.held} bytes of pages are held already; what was kept goes into an empty cache"
-        )
+        raise CacheError(f"put_kept: the cache must be empty, but holds {pool.held} bytes of pages")
     expected = [_forms(layer.empty(counts[layer.of])) for layer in cache.layers if layer.of < len(counts)]
     if len(counts) != len(pool.classes) or expected != [_forms(tensors) for tensors in kept.tensors]:
-        raise CacheError("pages that were kept are of other layers than this model's; start without them")
+        raise CacheError("put_kept: the kept pages do not fit this model's layers; start without them")
     cache.put([[t.to(cache.device) for t in tensors] for tensors in kept.tensors], counts)
     for class_pages, keys in zip(pool.stored, kept.keys, strict=True):
         class_pages.adopt(keys)

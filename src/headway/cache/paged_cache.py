@@ -173,8 +173,8 @@ class PagedCache:
         each: list[StateSpec | None] = [None] * len(patterns) if states is None else list(states)
         if all(each) and not dtype.is_floating_point:
             raise CacheError(
-                f"PagedCache: all layers keep states in float32 (float64 for float64), not in {dtype}; they are "
-                "small at any length, so give the dtype of the keys"
+                f"PagedCache: dtype {dtype} is for keys and values, but all layers keep states, in float32 or float64; "
+                'give a floating-point dtype (kv_cache_dtype="auto")'
             )
         retentions = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
         classes = list(dict.fromkeys(retentions))
@@ -246,8 +246,8 @@ class PagedCache:
             and (missing := sum(self.pool.missing(t, len(ids)) for t, ids in chunks)) > available
         ):
             raise CacheError(
-                f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {available} of "
-                f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
+                f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, but {available} of "
+                f"{self.pool.budget} are left; close some of the texts, or give a larger budget"
             )
         self.copy([copy for table, ids in chunks for copy in self.pool.extend(table, ids)])
         with torch.inference_mode(False):  # results for such tokens are cached (`TokensMemo`)
@@ -269,7 +269,7 @@ class PagedCache:
     def step_of(self, tokens: Tokens) -> PagedStep:
         """Returns the step whose tokens these are. Raises CacheError if there is none."""
         if self.step is None or self.step.tokens is not tokens:
-            raise CacheError("PagedCache: a model is given the tokens of begin(), and no others")
+            raise CacheError("PagedCache: pass the model the tokens that the last begin() returned")
         return self.step
 
     def copy(self, copies: Sequence[Copy]) -> None:

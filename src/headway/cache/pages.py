@@ -143,7 +143,7 @@ class PagePool:
             return []
         if (left := self.available) is not None and (need := self.missing(table, len(new))) > left:
             raise CacheError(
-                f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {left} of {self.budget} are left"
+                f"PagePool: {len(new)} more tokens take {need} bytes of pages, but {left} of {self.budget} are left"
             )
         copies = []
         for of, (pages, numbers) in enumerate(zip(self.stored, table.pages, strict=True)):
@@ -198,19 +198,19 @@ class PagePool:
         self._check(table)
         length = len(table) - count
         if not 0 <= length <= len(table):
-            raise CacheError(f"PagePool: a text of {len(table)} tokens cannot take back {count}")
+            raise CacheError(f"PagePool: cannot trim {count} tokens of a text of {len(table)}")
         if not count:
             return
         kept_pages = -(-length // PAGE)
         for kind, numbers in zip(self.classes, table.pages, strict=True):
             if kind.state:
                 raise CacheError(
-                    "PagePool: a state of all tokens cannot take one back; fork the text before it"
+                    "PagePool: a recurrent state cannot be trimmed; fork the text before the tokens are read"
                 )
             if any(numbers[p] is None and sees(kind.retention, p, length) for p in range(kept_pages)):
                 raise CacheError(
-                    f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
-                    f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"
+                    f"PagePool: cannot trim {count} tokens of a text of {len(table)}: layers that keep the last "
+                    f"{kind.retention.reach} have released keys that the remaining tokens see; give slack={count}"
                 )
 
     def trim(self, table: PageTable, count: int) -> None:
@@ -276,12 +276,12 @@ class PagePool:
         """Renumbers the kept pages from 0 on, and returns their old numbers for each class. Raises CacheError while a
         page is in use."""
         if self.held > self.idle:
-            raise CacheError("PagePool: pages that are in use keep their numbers; close the texts")
+            raise CacheError("PagePool: pages in use cannot be renumbered; close the texts first")
         return [pages.compact() for pages in self.stored]
 
     def _check(self, table: PageTable) -> None:
         if table.closed:
-            raise CacheError("PagePool: the text is closed; open it again")
+            raise CacheError("PagePool: the text's page table is closed; open a new one")
 
     def taken(self, of: int) -> int:
         """Returns an upper bound of a class's page numbers: the number of pages that it ever had at once."""

@@ -39,7 +39,7 @@ class CacheSpec:
             raise CacheError(f"CacheSpec: sizes must be positive, got {', '.join(bad)}")
         if not (self.dtype.is_floating_point or self.dtype == torch.int8):
             raise CacheError(
-                f"CacheSpec: keys are stored as floating-point numbers or as torch.int8, not as {self.dtype}"
+                f"CacheSpec: dtype must be a floating-point dtype or torch.int8, got {self.dtype}"
             )
 
     @property

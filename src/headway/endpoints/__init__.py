@@ -35,5 +35,7 @@ def open_endpoint(
         url, _, model = source.partition("#")
         return ServerEndpoint(url, model or None, timeout=timeout or USUAL_TIMEOUT, say=say)
     if timeout is not None:
-        raise ConfigError(f"a timeout is of servers, and {source} is none; leave it out")
+        raise ConfigError(
+            f"timeout is for servers (http:// or https://), and {source} is not one; leave it out"
+        )
     return LocalEndpoint(source)

@@ -72,7 +72,7 @@ class ServerEndpoint(Endpoint):
             return Reply(text, reason)
         except (KeyError, IndexError, TypeError, AttributeError):
             raise EndpointError(
-                f"{self.name}: this is no chat completion: {json.dumps(answer)[:200]}; is the URL that of an "
+                f"{self.name}: the answer is not a chat completion: {json.dumps(answer)[:200]}; is the URL that of an "
                 "OpenAI-compatible server, with its version (/v1)?"
             ) from None
 
@@ -96,7 +96,7 @@ class ServerEndpoint(Endpoint):
             raise EndpointError(self._refused(error.code, _message(error))) from None
         except (URLError, OSError, HTTPException) as error:
             raise EndpointError(f"{self.url}: {getattr(error, 'reason', error)}") from None
-        raise EndpointError(f"{self.url}: the stream broke off")
+        raise EndpointError(f"{self.url}: the stream ended before [DONE]")
 
     def _piece(self, data: bytes) -> str:
         """Returns the text of one event of a stream. Raises EndpointError for an error or a malformed event."""
@@ -107,7 +107,7 @@ class ServerEndpoint(Endpoint):
             error = chunk["error"]
             message = error["message"] if isinstance(error, dict) else error
         except (ValueError, KeyError, TypeError, AttributeError):
-            message = f"this is no chunk of a chat completion: {data[:200].decode(errors='replace')!r}"
+            message = f"not a chunk of a chat completion: {data[:200].decode(errors='replace')!r}"
         raise EndpointError(f"{self.url}: {message}")
 
     def _only_model(self) -> str:
@@ -116,11 +116,13 @@ class ServerEndpoint(Endpoint):
             names = [str(model["id"]) for model in answer["data"]]
         except (KeyError, TypeError):
             raise EndpointError(
-                f"{self.url}: it does not list its models; name one: {self.url}#MODEL"
+                f"{self.url}: the server does not list its models; name one: {self.url}#MODEL "
+                "(in headway chat: MODEL --url)"
             ) from None
         if len(names) != 1:
             raise EndpointError(
-                f"{self.url} has {len(names)} models ({', '.join(sorted(names)[:8])}); name one: {self.url}#MODEL"
+                f"{self.url} has {len(names)} models ({', '.join(sorted(names)[:8])}); name one: {self.url}#MODEL "
+                "(in headway chat: MODEL --url)"
             )
         return names[0]
 
@@ -137,7 +139,7 @@ class ServerEndpoint(Endpoint):
                 problem, retry_after = f"{error.code} {text}", error.headers.get("Retry-After", "")
                 wait = min(float(retry_after), LONGEST_WAIT) if retry_after.isdigit() else wait
             except ValueError as error:
-                raise EndpointError(f"{self.url}{path}: the answer is no JSON ({error})") from None
+                raise EndpointError(f"{self.url}{path}: the answer is not JSON ({error})") from None
             except (URLError, OSError, HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 problem = str(reason) or type(error).__name__
@@ -147,8 +149,8 @@ class ServerEndpoint(Endpoint):
                 self.say(f"{self.url}: {problem}; try {attempt + 2} of {self.tries} in {wait:g} s")
                 self.sleep(wait)
         raise EndpointError(
-            f"{self.url}: no reply after {self.tries} tries; the last said: {problem}. Replies so far are kept: the "
-            "same command goes on from there"
+            f"{self.url}: no reply after {self.tries} tries; the last failed with: {problem}. Replies in a transcript "
+            "are kept: the same command goes on from there"
         )
 
     def _request(self, path: str, body: dict[str, Any] | None) -> Request:
@@ -160,7 +162,7 @@ class ServerEndpoint(Endpoint):
     def _refused(self, code: int, text: str) -> str:
         hint = {
             401: f"; the key is read from {KEY}, and for api.openai.com from {OPENAI_KEY}",
-            403: f"; the key in {KEY} may not do this",
+            403: "; the API key has no permission for this",
             404: "; check the URL (it ends in /v1 for most servers) and the model",
         }
         return f"{self.url}: {code} {text}{hint.get(code, '')}"

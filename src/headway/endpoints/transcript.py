@@ -80,8 +80,8 @@ class Transcript:
             differing = [name for name, value in request.items() if before.get(name) != value]
             if differing:
                 raise ConfigError(
-                    f"{self.path}: the request {key!r} was another one: {_differences(before, request, differing)}. Go "
-                    "on with the settings of before, or choose another output"
+                    f"{self.path}: the request {key!r} differs from the one in the file: "
+                    f"{_differences(before, request, differing)}; use the earlier settings, or choose another output"
                 )
             return reply
         reply = endpoint.chat(messages, seed=seed, temperature=temperature, max_tokens=max_tokens)
@@ -97,7 +97,7 @@ class Transcript:
     def _read(self) -> dict[str, tuple[Mapping[str, Any], Reply]]:
         entries: dict[str, tuple[Mapping[str, Any], Reply]] = {}
         for number, line in enumerate(self._file, 1):
-            fault = f"{self.path}:{number}: no line of a transcript"
+            fault = f"{self.path}:{number}: not a line of a transcript"
             with as_error(DataError, fault, ValueError, KeyError, TypeError):
                 value = json.loads(line)
                 entries[value["key"]] = (value["request"], Reply(**value["reply"]))

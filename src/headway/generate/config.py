@@ -177,7 +177,7 @@ class GenerationConfig:
             if not bias <= LARGEST_BIAS:
                 raise ConfigError(f"bias: at most {LARGEST_BIAS} may be added, got {bias} for id {token}")
         beams, penalties_alone = self.beams, self.sampling.penalties
-        dtype, whole_text = self.kv_cache_dtype, "without it every step reads the whole text"
+        dtype, whole_text = self.kv_cache_dtype, "without a cache every step reads the whole text"
         is_rounded, is_search = kv_dtype(dtype) is not None, beams is None or isinstance(beams, Beams)
         eos_are_ids = isinstance(self.eos, Collection) and all(type(i) is int for i in self.eos)
         names: object = () if self.adapters is None else self.adapters
@@ -186,10 +186,10 @@ class GenerationConfig:
         faults: dict[str, object] = {}  # error messages, and whether they apply
         if not self.use_cache:
             faults |= {
-                f"prefill_chunk needs the cache: {whole_text} at once": self.prefill_chunk,
-                f"kv_cache_dtype={dtype!r} says what the cache stores, but use_cache is False": is_rounded,
-                f"prefix_cache needs the cache: {whole_text}": self.prefix_cache,
-                "exact needs the cache: its kernels read what is new of a text, never all of it": self.exact,
+                f"prefill_chunk needs use_cache=True: {whole_text} at once": self.prefill_chunk,
+                f"kv_cache_dtype={dtype!r} needs use_cache=True, got False": is_rounded,
+                f"prefix_cache needs use_cache=True: {whole_text}": self.prefix_cache,
+                "exact needs use_cache=True: its kernels read only the new tokens of a text": self.exact,
             }
         faults |= {
             f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": not are_names,
@@ -198,22 +198,21 @@ class GenerationConfig:
                 self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
             ),
             f"beams must be a Beams, got {beams!r}; write Beams({beams!r})": not is_search,
-            "grammar: it allows tokens one by one, of one text, and those of beams, forced_first, forced_last and "
-            "prefix are chosen otherwise; leave out either": (
+            "grammar cannot be combined with beams, forced_first, forced_last or prefix; leave out one": (
                 self.grammar is not None and (beams is not None or self.is_forced)
             ),
         }
         for name in ("top_log_probs", "prompt_log_probs", "drawn_log_probs"):
-            key = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
+            key = f"{name}={getattr(self, name)} needs log_probs=True"
             faults[key] = getattr(self, name) and not self.log_probs
         if beams is not None:
             draws = self.sampling != penalties_alone or self.seed != 0
             faults |= {
-                f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
+                f"beams: a beam search does not sample, but {self.sampling} and seed={self.seed} were given; leave "
                 "out temperature, top_k, top_p, min_p and seed, or the beams": draws,
-                "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
-                "log_probs": self.log_probs,
-                f"beams: a beam search ends texts by eos alone, but stop strings {[*self.stop]} were given; "
+                "beams: log_probs is not supported; the hypotheses of a beam search have the log-probabilities that "
+                "they are ranked by; leave out log_probs": self.log_probs,
+                f"beams: a beam search ends texts only at eos, but stop strings {[*self.stop]} were given; "
                 "leave out either": self.stop,
             }
         for message, is_wrong in faults.items():

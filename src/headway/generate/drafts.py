@@ -80,7 +80,7 @@ class NgramDraft(Draft):
         super().__post_init__()
         if not 1 <= self.least <= self.most:
             raise ConfigError(
-                f"NgramDraft: suffixes have `least` to `most` ids, 1 or more, got least={self.least}, most={self.most}"
+                f"NgramDraft: needs 1 <= least <= most, got least={self.least}, most={self.most}"
             )
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
@@ -105,7 +105,7 @@ class ModelDraft(Draft):
         if not isinstance(self.model, Decoder):
             raise ConfigError(f"ModelDraft: the model must be a Decoder, got {type(self.model).__name__}")
         if self.model.shards is not None:
-            raise ConfigError("ModelDraft: a model that ranks share; rank 0 guesses alone, so load it whole")
+            raise ConfigError("ModelDraft: the model is sharded, but rank 0 drafts alone; load it unsharded")
         check_trims(self.model, "the draft model")
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:
@@ -132,7 +132,7 @@ def check_trims(model: Decoder, name: str) -> None:
     """Raises ConfigError for a model whose cache cannot discard rejected draft tokens."""
     if names := state_kinds(model.spec):
         raise ConfigError(
-            f"draft: {name} has layers of {names}, whose cache is a state that no token can be taken out of again; "
+            f"draft: {name} has layers of {names}, whose state cannot be rolled back to drop rejected tokens; "
             "leave the draft out"
         )
 
@@ -238,8 +238,8 @@ def check_draft(model: Decoder, requests: Sequence[Request]) -> None:
     check_trims(model, "the model")
     if any(scheme.length_dependent for scheme in model.spec.layer_positions):
         raise ConfigError(
-            f"draft: the rotations of {model.spec.positions} depend on how long a row is, so that tokens read together "
-            "are not what they are one by one; leave the draft out"
+            f"draft: the rotations of {model.spec.positions} depend on the row's length, so that tokens read together "
+            "differ from tokens read one by one; leave the draft out"
         )
     if any(request.config.beams is not None for request in requests):
-        raise ConfigError("draft: a beam search has no one next token to guess; leave out the draft or beams")
+        raise ConfigError("draft: drafts are not supported in a beam search; leave out the draft or beams")

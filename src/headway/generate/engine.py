@@ -71,8 +71,8 @@ class Engine:
         if budget is not None and (need := self.most(request)) > budget:
             raise ConfigError(
                 f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
-                f"and values take {need} bytes, and the engine has {budget} for all requests; ask for fewer new "
-                "tokens, or give it more"
+                f"and values take {need} bytes, but the engine's budget is {budget}; ask for fewer new tokens, or "
+                "raise the budget"
             )
         self.reader.check_adapters(request.config.adapters)
         with self._turn:
@@ -154,7 +154,7 @@ class Engine:
         except BaseException as error:
             failure: BaseException = error
             if not isinstance(error, Exception):  # an interrupt, meant for this thread alone
-                failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); ask again")
+                failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); retry")
             concerned = [job for job in self._concerned if job in self.running]
             for job in concerned:
                 job.fail(failure)

@@ -126,7 +126,7 @@ def stream(
     checked = _requests(model, prompts, config, tokenizer, requests, draft)
     if any(request.config.beams is not None for request in checked):
         raise ConfigError(
-            "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
+            "stream: a beam search has no final token before its end; use generate, or leave out beams"
         )
     texts = [SampledText(request, tokenizer) for request in checked]
 
@@ -219,7 +219,7 @@ def _requests(
 ) -> list[Request]:
     checked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=numbers)
     if tokenizer is None and any(request.config.stop for request in checked):
-        raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
+        raise ConfigError("stop strings need a tokenizer, which turns token ids into text; pass tokenizer=")
     if draft is not None:
         check_draft(model, checked)
         draft.check(model, checked)

@@ -53,7 +53,7 @@ def led(model: Decoder | EncoderDecoder, body: Callable[[], T], *, beat: float =
         _follow(model, shards.tensor.exchange)
         return None
     if model in _leaders:
-        raise ConfigError("led: rank 0 reads with this model already; call generate in the body that runs")
+        raise ConfigError("led: this model is led already; call generate inside the body that runs")
     with Leader(model, shards.tensor.exchange).beating(beat) as leader:
         _leaders[model] = leader
         try:

@@ -78,8 +78,8 @@ class Reader:
         self.shares_prefixes = not of_length and isinstance(model, Decoder)
         if budget is not None and of_length:
             raise ConfigError(
-                f"a budget of {budget} bytes: positions of this model depend on the length of the text, so that none "
-                "can be sent back to wait for room; leave the budget out"
+                f"budget={budget}: this model's positions depend on the length of the text, so that no text can be "
+                "preempted; leave the budget out"
             )
         self.device = model.stack.like.device
         keep = keep if self.shares_prefixes else 0
@@ -95,7 +95,7 @@ class Reader:
             self.__dict__.pop(name, None)
         if self.exact and self.native is None:
             raise ConfigError(
-                "exact: what the kernels of decoding do not compute depends on how it is read, and here "
+                "exact: only the decoding kernels are exact, and they cannot compute this: "
                 f"{self.steps.why}; leave exact out"
             )
 
@@ -224,17 +224,18 @@ class Reader:
             return
         if self.sources is not None:
             raise ConfigError(
-                f"adapters={[*adapters]}: of an encoder-decoder all texts have the same; use set_active(model, names)"
+                f"adapters={[*adapters]}: an encoder-decoder has the same adapters for all texts; use "
+                "set_active(model, names)"
             )
         if self.exact and self.native is not None and self.native.lowered.has_magnitudes:
             raise ConfigError(
-                f"exact, adapters={[*adapters]}: the kernels know magnitudes (DoRA) of all texts alone; give one"
+                f"adapters={[*adapters]}, exact: the kernels apply DoRA magnitudes to all texts or none; leave one out"
             )
         for name in adapters:
             if name not in self.adapters:
                 raise ConfigError(
-                    f"adapters: {name!r} is not active{did_you_mean(name, self.adapters)}; there are "
-                    f"{', '.join(self.adapters) or 'none'} (active, and not merged into the weights)"
+                    f"adapters: {name!r} is not active{did_you_mean(name, self.adapters)}; active and not merged: "
+                    f"{', '.join(self.adapters) or 'none'}"
                 )
 
     def end(self) -> None:

@@ -39,7 +39,7 @@ def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list
     """Returns the prompts as lists of ids. Raises DataError for the first that is empty or has an id outside the
     vocabulary."""
     if isinstance(prompts, (str, bytes)) or prompts is None:
-        raise DataError(f"prompts are lists of token ids, got {type(prompts).__name__}")
+        raise DataError(f"prompts must be lists of token ids, got {type(prompts).__name__}")
     if len(prompts) == 0:
         raise DataError("no prompts: the batch is empty")
     checked: list[list[int]] = []
@@ -85,12 +85,11 @@ def make_requests(
     configs = [config or GenerationConfig()] * count if not isinstance(config, Sequence) else list(config)
     if len(configs) != count:
         raise ConfigError(
-            f"config: {len(configs)} of them for {count} prompts; give one for all, or one for each"
+            f"config: {len(configs)} configs for {count} prompts; give one for all, or one for each"
         )
     if any(request_config.session_options != configs[0].session_options for request_config in configs):
         raise ConfigError(
-            "config: use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call; "
-            "give all its prompts the same"
+            "config: use_cache, kv_cache_dtype, prefill_chunk and exact must be the same for all prompts of a call"
         )
     for request_config in {id(request_config): request_config for request_config in configs}.values():
         for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
@@ -129,11 +128,11 @@ def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: M
     if remaining is not None and (remaining < needed or remaining < 0):
         hard = limit == spec.context_limit
         limit_kind = "can take" if hard else "was trained on"
-        beyond = "" if hard else ", or beyond_context=True (--beyond-context) to go on all the same"
-        remedy = f"at most {remaining} new tokens" if remaining > 0 else "a shorter prompt"
+        beyond = "" if hard else ", or set beyond_context=True (--beyond-context)"
+        remedy = f"ask for at most {remaining} new tokens" if remaining > 0 else "shorten the prompt"
         raise ConfigError(
             f"prompt {i} has {len(prompt)} tokens, {needed} more were asked for: {len(prompt) + needed} in all, but "
-            f"this model {limit_kind} {limit}; ask for {remedy}{beyond}"
+            f"this model {limit_kind} {limit}; {remedy}{beyond}"
         )
     if requested is not None:
         return requested

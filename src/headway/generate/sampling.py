@@ -87,7 +87,7 @@ class Sampling:
                 self.temperature == 0 or self.temperature >= LEAST,
                 f"0 (greedy), or {LEAST} or more",
             ),
-            ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "0 (no filter) or a count"),
+            ("top_k", self.top_k >= 0 and self.top_k % 1 == 0, "0 (no filter) or a whole number above 0"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is no filter)"),
             ("min_p", 0 <= self.min_p <= 1, "0 to 1 (0 is no filter)"),
             ("repetition_penalty", self.repetition_penalty >= LEAST, f"{LEAST} or more (1 is none)"),

@@ -55,7 +55,7 @@ def score(
     check_whole("batch_size", batch_size)
     if any(len(continuation) == 0 for _, continuation in pairs):
         number = [len(continuation) for _, continuation in pairs].index(0)
-        raise DataError(f"continuation {number} is empty: there is no token whose probability could be told")
+        raise DataError(f"continuation {number} is empty; give it at least one token")
     if not pairs:
         return []
     vocab, config = model.spec.vocab, GenerationConfig(beyond_context=beyond_context)
@@ -66,8 +66,8 @@ def score(
     for i, row in enumerate(rows):
         if limit is not None and len(row) - 1 > limit:
             raise ConfigError(
-                f"pair {i}: {len(contexts[i])} tokens of context and {len(targets[i])} of the continuation are more "
-                f"than the model's context of {limit} and one; shorten the pair's context"
+                f"pair {i}: {len(contexts[i])} tokens of context and {len(targets[i])} of the continuation exceed "
+                f"{limit + 1}, the most that the model's context of {limit} can score; shorten the pair's context"
                 + ("" if limit == model.spec.context_limit else ", or set beyond_context=True")
             )
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
@@ -107,7 +107,7 @@ def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:
     # 5 ids in windows of 2, by their indices: ([prefix], [0, 1]), ([1], [2, 3]), ([2, 3], [4])
     first = min(length, len(ids))
     if length < 1:
-        raise ConfigError(f"a window must have 1 slot or more, got {length}")
+        raise ConfigError(f"window must be at least 1, got {length}")
     windows: list[Pair] = [([prefix], list(ids[:first]))] if ids else []
     for done in range(first, len(ids), length):
         end = min(len(ids), done + length)

@@ -58,8 +58,8 @@ def translate(
     for i, source in enumerate(ids):
         if limit is not None and len(source) > limit:
             raise ConfigError(
-                f"source {i} has {len(source)} tokens, and this model's encoder was made for {limit}; give a shorter "
-                "one, or cut it into sentences"
+                f"source {i} has {len(source)} tokens, more than the {limit} of this model's encoder; shorten it, or "
+                "split it into sentences"
             )
     if prefixes is not None and len(prefixes) != len(ids):
         raise DataError(f"translate: {len(prefixes)} prefixes for {len(ids)} sources; give one for each")
@@ -82,16 +82,17 @@ def completed(
     start = _ids(generation, "decoder_start_token_id", spec)
     if len(start) != 1:
         raise ConfigError(
-            "translate: generation_config.json must say which one id targets begin with, decoder_start_token_id; "
+            "translate: decoder_start_token_id in generation_config.json must be one token id, "
             f"got {generation.get('decoder_start_token_id')!r}"
         )
     eos = tuple(config.eos) or _ids(generation, "eos_token_id", spec)
     pad = set(_ids(generation, "pad_token_id", spec)) - set(eos)
     bad: list[int] = []
     for word in generation.get("bad_words_ids") or ():
-        if len(word) != 1:
+        if not isinstance(word, list) or len(word) != 1:
             raise ConfigError(
-                f"translate: bad_words_ids has {word}, and only single ids can be forbidden; take it out"
+                f"translate: bad_words_ids in generation_config.json has {word}, but only single ids, as [id], can be "
+                "forbidden; remove it"
             )
         bad += word
     return start[0], replace(
@@ -107,7 +108,7 @@ def _or_else(value: int | None, generation: Mapping[str, Any], key: str, spec: M
     """Returns the value, or if it is None the id that generation_config.json has for a key."""
     ids = _ids(generation, key, spec) if value is None else (value,)
     if len(ids) > 1:
-        raise ConfigError(f"translate: {key} lists {list(ids)}, and one id can be forced; say which")
+        raise ConfigError(f"translate: {key} must be one token id, got {list(ids)}")
     return ids[0] if ids else None
 
 

@@ -65,7 +65,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         else:
             if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
                 # the default of the harness is cuda
-                logging.getLogger(__name__).warning("there is no %s here, using the CPU", device)
+                logging.getLogger(__name__).warning("%s is not available; using the CPU", device)
                 device = "cpu"
             how: dict[str, Any] = {"dtype": dtype, "device": device, "backend": backend, "revision": revision}
             self.lm = load(str(pretrained), task="causal-lm", **how)
@@ -116,8 +116,8 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         room = self.max_length + 1 - len(continuation)
         if room < 1:
             raise ConfigError(
-                f"a continuation of {len(continuation)} tokens is longer than a row of {self.max_length} "
-                "(max_length); this model cannot score this task"
+                f"a continuation of {len(continuation)} tokens exceeds max_length={self.max_length}; "
+                "this model cannot score this task"
             )
         return context[-room:], continuation
 
@@ -144,8 +144,8 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
             room = self.max_length - options["max_new_tokens"]
             if room < 1:
                 raise ConfigError(
-                    f"max_gen_toks is {options['max_new_tokens']}, and a row has {self.max_length} slots (max_length): "
-                    "nothing is left for the context; ask for fewer (--gen_kwargs max_gen_toks=N)"
+                    f"max_gen_toks={options['max_new_tokens']} leaves no room for the context in "
+                    f"max_length={self.max_length}; lower it (--gen_kwargs max_gen_toks=N)"
                 )
             prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in group]
             texts = self.lm.generate(prompts, batch_size=self.batch_size, beyond_context=True, **options)
@@ -166,7 +166,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         }
         if args:
             raise ConfigError(
-                f"the task asks for {', '.join(sorted(args))} in generation, which headway does not have; known are "
+                f"the task's generation_kwargs {', '.join(sorted(args))} are not supported; supported are "
                 f"until, do_sample, temperature, max_gen_toks, {', '.join(SAMPLING)}"
             )
         return options
@@ -176,10 +176,10 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         ConfigError if there is none, or for a template by name."""
         if chat_template is False or chat_template is None:
             return None
-        if isinstance(chat_template, str):
-            raise ConfigError(f"this tokenizer has one chat template, and none of the name {chat_template!r}")
         if self.text.chat_template is None:
-            raise ConfigError("a chat template was asked for, and this tokenizer has none")
+            raise ConfigError("a chat template was asked for, but this tokenizer has none")
+        if isinstance(chat_template, str):
+            raise ConfigError(f"chat template {chat_template!r}: this tokenizer has only one, without a name")
         return self.text.chat_template.source
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -220,7 +220,7 @@ def evaluate(
     if unknown:
         raise ConfigError(
             f"the harness has no task {', '.join(unknown)}; `python -m headway.integrations.lm_eval ls tasks` lists "
-            "those that it has, and a folder of YAML files adds your own (--tasks)"
+            "its tasks, and a folder of YAML files adds your own (--tasks)"
         )
     lm = HeadwayLM(model, batch_size=batch_size, max_length=context)
     results = simple_evaluate(

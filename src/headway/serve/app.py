@@ -18,19 +18,19 @@ from headway.serve.routes import ROUTES, page
 from headway.serve.server import Server
 
 STATUSES = {
-    400: "what is wrong with the request",
-    401: "no key",
-    403: "another host",
-    404: "no such model",
-    405: "another method",
-    408: "the body did not come in time",
-    413: "too large a body",
+    400: "invalid request",
+    401: "missing or wrong API key",
+    403: "host not allowed, or key without permission",
+    404: "unknown model or path",
+    405: "method not allowed",
+    408: "the body did not arrive in time",
+    413: "body too large",
     429: "too many requests; with Retry-After",
-    431: "too large a head",
-    499: "the client has left",
-    500: "the server failed",
+    431: "headers too large",
+    499: "the client disconnected",
+    500: "internal server error",
     501: "switched off",
-    503: "not now",
+    503: "temporarily unavailable",
 }
 """Statuses that the response to any request may have, and why."""
 
@@ -108,4 +108,4 @@ def make_app(server: Server, *, cors: Sequence[str] = (), off: Collection[str] =
 
 
 def _switched_off() -> None:
-    raise Refused("this is switched off here", 501)
+    raise Refused("this path is switched off on this server", 501)

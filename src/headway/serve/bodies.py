@@ -85,7 +85,7 @@ class TextRequest(ModelRequest):
         other."""
         of_streams = ("stream_options", "return_progress", "timings_per_token")
         if wrong := [name for name in of_streams if getattr(self, name, None) and not self.stream]:
-            raise ConfigError(f"{', '.join(wrong)}: of streams; set stream to true, or leave them out")
+            raise ConfigError(f"{', '.join(wrong)}: allowed only if stream is true")
 
 
 class Body(TextRequest):
@@ -111,7 +111,9 @@ class Body(TextRequest):
         fields = self.response_format, self.structured_outputs
         grammars = [grammar for field in fields if field is not None for grammar in field.asked]
         if len(grammars) > 1:
-            raise ConfigError("response_format, structured_outputs: a text follows one grammar; give one")
+            raise ConfigError(
+                f"response_format, structured_outputs: {len(grammars)} grammars were given; give one"
+            )
         return grammars[0] if grammars else None
 
     @property
@@ -153,9 +155,11 @@ class Completion(Body):
     def check(self) -> None:
         super().check()
         if self.suffix and self.echo:
-            raise ConfigError("suffix with echo: a prompt that is filled is not told again; leave one out")
+            raise ConfigError("suffix and echo cannot be combined; leave one out")
         if self.best_of not in (None, self.n):
-            raise ConfigError(f"best_of={self.best_of}: all {self.n} texts are told; give n alone")
+            raise ConfigError(
+                f"best_of={self.best_of}: must equal n={self.n}, since all texts are returned; give n alone"
+            )
 
     def config(self, **more: Any) -> GenerationConfig:
         return super().config(prompt_log_probs=self.echo and self.likely is not None, **more)
@@ -192,8 +196,7 @@ def text_of(content: Any) -> str:
             case {"type": kind, "text": str(text)} if kind in TEXTS:
                 texts.append(text)
             case _:
-                kind = part.get("type") if isinstance(part, dict) else str(part)[:40]
-                raise ConfigError(f"messages: a part of type {kind!r} is no text, which is all that is read")
+                raise ConfigError(f"content: only parts of type text are supported, got {str(part)[:80]}")
     return "\n\n".join(texts)
 
 
@@ -219,13 +222,17 @@ class Chat(Body):
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise ConfigError("top_logprobs are told with logprobs; set logprobs to true, or leave them out")
+            raise ConfigError("top_logprobs needs logprobs; set logprobs to true, or leave top_logprobs out")
         names = [tool.function.name for tool in self.tools or ()]
         named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
         if named not in (None, *names) or (self.tool_choice == "required" and not names):
-            raise ConfigError(f"tool_choice: {named or 'a call'} is asked for, and tools has {names}; add it")
+            raise ConfigError(
+                f"tool_choice needs {named or 'a function'} in tools, which has {names}; add it"
+            )
         if self.continues and len(self.messages) > 1 and self.messages[-2].role == "assistant":
-            raise ConfigError("messages: two of the assistant at the end; make them one, which is continued")
+            raise ConfigError(
+                "messages: the last two are the assistant's; merge them, since the last is continued"
+            )
 
     @property
     def continues(self) -> bool:

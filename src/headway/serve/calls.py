@@ -92,7 +92,7 @@ class Packing:
                 if bool(output.isfinite().all()):
                     text.deltas, text.count = [output], 1
                 else:
-                    text.error = FloatingPointError("the model gave what is no number")
+                    text.error = FloatingPointError("the model's output has NaN or infinite values")
         except Exception as error:
             LOG.exception("texts could not be read")
             for text in texts:
@@ -138,7 +138,7 @@ class Called(Served, ABC):
         call's work in the engine. Raises what the call and `Worker.write` raise, Busy for too many calls, and
         ConfigError for too many tokens."""
         if self._live >= self._worker.most:
-            raise Busy(f"{self._live} calls are being answered, and no more may be; ask again")
+            raise Busy(f"{self._live} requests are running, the limit; retry later")
         loop, waits, tokens, is_over = asyncio.get_running_loop(), list[Future[None]](), 0, False
 
         async def write(texts: Sequence[Job]) -> None:
@@ -149,7 +149,7 @@ class Called(Served, ABC):
             nonlocal tokens
             tokens += sum(text.request.prompt_tokens for text in texts)
             if tokens > MOST_TOKENS:
-                raise ConfigError(f"more than {MOST_TOKENS} tokens are too many for a request; send less")
+                raise ConfigError(f"the request has more than {MOST_TOKENS} tokens, the limit; send less")
             if is_over:
                 raise CancelledError
             waits.append(asyncio.run_coroutine_threadsafe(write(texts), loop))
@@ -211,7 +211,7 @@ def served_as(name: str, model: AnyModel, worker: Worker, *, keep: int, exact: b
         return Translating(name, model, worker, exact=exact)
     if not model.heads:
         raise ConfigError(
-            f"{name} is an encoder without a head, of which nothing is asked here; make it an embedder: "
+            f"{name} is an encoder without a head, which has no task to serve; save it as an embedder: "
             'headway.load(MODEL, task="embed").save(FOLDER)'
         )
     return Encoding(name, model, worker, exact=exact)

@@ -81,7 +81,7 @@ def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") ->
     for tool in tools:
         if tool.get("type") == "function":
             if not isinstance(tool.get("name"), str):
-                raise ConfigError(f"tools: a function has a name, got {str(tool)[:80]}")
+                raise ConfigError(f"tools: a function needs a name, got {str(tool)[:80]}")
             function = {fields[key]: value for key, value in tool.items() if key in fields}
             converted.append({"type": "function", "function": function})
     return converted, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]

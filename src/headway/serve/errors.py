@@ -117,7 +117,7 @@ def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
         case HeadwayError():
             return 500, fields
     LOG.error("%s failed", request, exc_info=error)
-    return 500, {"message": f"the server failed; its log has more of {request}"}
+    return 500, {"message": f"internal server error; see the server's log for request {request}"}
 
 
 def failed(error: Exception, request: str, path: str) -> Json:

@@ -73,7 +73,7 @@ class ResponseFormat(BaseModel, extra="allow"):
         if self.type == "text":
             return []
         if self.json_schema is None or self.json_schema.schema_ is None:
-            raise ConfigError("response_format: a schema is missing; give json_schema: {name, schema}")
+            raise ConfigError("response_format: the schema is missing; give json_schema: {name, schema}")
         return [("json", self.json_schema.schema_)]
 
 
@@ -111,9 +111,9 @@ class Function(BaseModel, extra="allow"):
     def _check(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         properties, required = (value or {}).get("properties", {}), (value or {}).get("required", [])
         if not (isinstance(properties, dict) and isinstance(required, list)):
-            raise ValueError("properties is an object of schemas, and required a list of their names")
+            raise ValueError("properties must be an object of schemas, and required a list of names")
         if not all(isinstance(schema, dict | bool) for schema in properties.values()):
-            raise ValueError("properties: each is a schema")
+            raise ValueError("properties: each value must be a schema (an object or a boolean)")
         return value
 
 
@@ -128,19 +128,19 @@ def _of_schema(schema: Any) -> str:
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(schema, dict):
-            raise ConfigError(f"grammar: a JSON Schema is an object, got {json.dumps(schema)[:40]}")
+            raise ConfigError(f"grammar: a JSON Schema must be an object, got {json.dumps(schema)[:40]}")
         check_schema(schema)
         return LLMatcher.grammar_from_json_schema(schema, overrides=WHITESPACE)  # type: ignore[arg-type]
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"grammar: this is no JSON Schema: {error}") from None
+        raise ConfigError(f"grammar: invalid JSON Schema: {error}") from None
 
 
 def _of_rules(text: str) -> str:
     if "%json" in text:
-        raise ConfigError("grammar: %json: give a schema as response_format, or as structured_outputs.json")
-    with as_error(ConfigError, "grammar: it is neither Lark nor GBNF", Exception):
+        raise ConfigError("grammar: %json is not allowed; use response_format or structured_outputs.json")
+    with as_error(ConfigError, "grammar: neither valid Lark nor GBNF", Exception):
         return LLMatcher.grammar_from_lark(any_to_lark(text))
 
 
@@ -161,22 +161,24 @@ def check_schema(schema: Any) -> None:
     while stack:
         value, depth = stack.pop()
         if depth > MOST_DEPTH:
-            raise ConfigError(f"grammar: the schema is nested deeper than {MOST_DEPTH}; name parts in $defs")
+            raise ConfigError(
+                f"grammar: the schema is nested deeper than {MOST_DEPTH} levels; move parts to $defs"
+            )
         if isinstance(value, dict):
-            if isinstance(step := value.get("multipleOf"), int | float) and step > 0:
+            if type(step := value.get("multipleOf")) in (int, float) and 0 < step < math.inf:
                 # the number without its decimal point: 0.25 has digits 25 and exponent -2, and counts as 25;
                 # normalized, 2000.0 has digits 2 and exponent 3, and counts as 2000
                 _, digits, exponent = Decimal(str(step)).normalize().as_tuple()
                 whole = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
                 multiple = math.lcm(multiple, whole)
+                if multiple > MOST_MULTIPLE:
+                    raise ConfigError(
+                        f"grammar: multipleOf {step}: the least common multiple of all multipleOf, without decimal "
+                        f"points, exceeds {MOST_MULTIPLE}; leave some out"
+                    )
             stack += [(inner, depth + 1) for inner in value.values()]
         elif isinstance(value, list):
             stack += [(inner, depth + 1) for inner in value]
-    if multiple > MOST_MULTIPLE:
-        raise ConfigError(
-            f"grammar: the numbers of multipleOf have a common multiple of {multiple}, and at most {MOST_MULTIPLE} "
-            "is followed; leave some out"
-        )
 
 
 class Grammars:
@@ -187,7 +189,9 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> None:
         if tokenizer.table is None:
-            raise ConfigError("grammar: this model's tokens are words and no bytes; ask without a grammar")
+            raise ConfigError(
+                "grammar: not supported, since this model's tokens are words, not bytes; leave it out"
+            )
         self._spelling = _Spelling(tokenizer, vocab)
         self._tokenizer = LLTokenizer(self._spelling, eos_token=[*eos] or None)  # type: ignore[arg-type]
         self._spelling.greedy, self._vocab = self._tokenizer.greedy_tokenize, vocab
@@ -199,7 +203,9 @@ class Grammars:
         Raises ConfigError, with llguidance's reason, if the grammar is invalid, too large, or matches no text."""
         written = SOURCES[kind](source)
         if len(written) + len(within) > MOST_BYTES:
-            raise ConfigError(f"grammar: it has {len(written):,} bytes, and at most {MOST_BYTES:,} are taken")
+            raise ConfigError(
+                f"grammar: {len(written) + len(within):,} bytes exceed the limit of {MOST_BYTES:,}"
+            )
         return self._compiled(written, within)
 
     def _compile(self, written: str, within: str) -> "CompiledGrammar":
@@ -210,9 +216,9 @@ class Grammars:
         first = None if matcher.is_error() else allowed(matcher, self._vocab)
         reason = matcher.get_error().partition("\n<")[0].strip()[:300]
         if first is None or (reason and "NoExtension" not in reason):
-            raise ConfigError(f"grammar: it cannot be followed: {reason}; change or simplify it")
+            raise ConfigError(f"grammar: cannot be compiled: {reason}; change or simplify it")
         if not first.any() or (matcher.is_stopped() and not matcher.is_accepting()):
-            raise ConfigError("grammar: no text satisfies it in tokens of this model; loosen it")
+            raise ConfigError("grammar: no sequence of this model's tokens matches it; loosen it")
         beginning: Future[Tensor] = Future()
         beginning.set_result(first)
         return CompiledGrammar(matcher, beginning, self._vocab)

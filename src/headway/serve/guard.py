@@ -80,14 +80,14 @@ class Guard:
             visit.key = key
             visit.after.enter_context(key.asking())
         if self.server.ending and scope["path"] not in ENDING:
-            raise Refused("the server ends; ask another one", 503)
+            raise Refused("the server is shutting down; use another one", 503)
         read = []
         if scope["method"] in ("POST", "PUT", "PATCH"):
             try:
                 async with asyncio.timeout(PATIENCE):
                     body = await self._body(Request(scope, receive))
             except TimeoutError:
-                raise Refused(f"the body did not come within {PATIENCE:g} s", 408) from None
+                raise Refused(f"the body did not arrive within {PATIENCE:g} s", 408) from None
             read = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
@@ -97,11 +97,11 @@ class Guard:
 
     def _check(self, headers: Headers) -> None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEAD:
-            raise Refused(f"the headers have more than {MOST_HEAD} bytes; send less", 431)
+            raise Refused(f"the headers exceed {MOST_HEAD} bytes; send less", 431)
         name = headers.get("host", "")
         host = name[: name.rfind("]") + 1] if name.startswith("[") else name.partition(":")[0]
         if self.hosts is not None and host not in self.hosts:
-            raise Refused(f"Host {name!r} is not this server's; it is {', '.join(sorted(self.hosts))}", 403)
+            raise Refused(f"Host {name!r} is not allowed; allowed: {', '.join(sorted(self.hosts))}", 403)
 
     def _key(self, path: str, headers: Headers) -> Key | None:
         """Returns the key of a request, or None if none is needed. Raises Refused if the key is missing or wrong."""
@@ -112,22 +112,22 @@ class Guard:
         # compares with all keys, so that the time does not reveal which one matches
         fitting = [key for key in self.keys if hmac.compare_digest(secret, key.secret.encode())]
         if not fitting:
-            raise Refused("a key is needed: Authorization: Bearer KEY, or X-Api-Key", 401)
+            raise Refused("missing or wrong API key; send Authorization: Bearer KEY, or X-Api-Key: KEY", 401)
         return fitting[0]
 
     async def _body(self, request: Request) -> bytes:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
-            raise Refused(f"bodies are application/json, got {content_type or 'no content-type'}", 400)
+            raise Refused(f"content-type must be application/json, got {content_type or 'none'}", 400)
         body = bytearray()
         try:
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
-                    raise Refused(f"the body has more than {MOST_BYTES} bytes; send less", 413)
+                    raise Refused(f"the body exceeds {MOST_BYTES} bytes; send less", 413)
         except ClientDisconnect:
-            raise Refused("the client has left", 499) from None
+            raise Refused("the client disconnected", 499) from None
         for mark, most in MOST_MARKS.items():
             if body.count(mark) > most:
-                raise Refused(f"the body has {mark.decode()} more than {most} times; send less", 413)
+                raise Refused(f"the body has more than {most} of {mark.decode()!r}; send less", 413)
         return bytes(body)

@@ -71,13 +71,15 @@ class Scored(Task):
         `raw_scores`."""
         if isinstance(model, Embedder):
             if self.raw_scores:
-                raise ConfigError("raw_scores: scores of an embedder are cosines, nothing else; leave it out")
+                raise ConfigError("raw_scores: an embedder's scores are always cosines; leave raw_scores out")
             at = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
             vectors = model.embed([*at], cut=self.truncate, batch_size=ALL)
             first, second = (vectors[[at[pair[side]] for pair in pairs]] for side in (0, 1))
             return "cosine", cosine(first, second).tolist()
         if (count := len(model.spec.head.labels)) != 1:
-            raise ConfigError(f"this model has {count} labels, and what scores has one; ask /classify")
+            raise ConfigError(
+                f"scores need a model with one label, and this one has {count}; use /v1/classify"
+            )
         logits = model.logits(pairs, cut=self.truncate, batch_size=ALL)[:, 0]
         return ("logit", logits.tolist()) if self.raw_scores else ("sigmoid", logits.sigmoid().tolist())
 
@@ -113,7 +115,7 @@ class Score(Scored):
         first = first * len(second) if len(first) == 1 else first
         if len(first) != len(second):
             raise ConfigError(
-                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one for each, or one for all"
+                f"text_1 has {len(first)} texts and text_2 {len(second)}; give equally many, or one text_1 for all"
             )
         kind, scores = self.scores(model, [*zip(first, second, strict=True)])
         return {"score": kind, **listed([{"object": "score", "score": score} for score in scores])}
@@ -172,7 +174,7 @@ class Answer(Task):
         if len(self.context) > self.stride * MOST_WINDOWS:
             raise ConfigError(
                 f"stride={self.stride}: a context of {len(self.context)} characters may have more than {MOST_WINDOWS} "
-                "windows; give a longer stride"
+                "windows; raise stride"
             )
         options = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
         return {"answers": model.answer(self.question, self.context, **options, batch_size=ALL)}
@@ -195,7 +197,7 @@ class Translate(Task):
         texts = several(self.text)
         if (count := len(texts) * self.beams) > MOST_BEAMS:
             raise ConfigError(
-                f"beams={self.beams}: a request may have {MOST_BEAMS}, and {len(texts)} texts have {count}"
+                f"beams={self.beams}: {len(texts)} texts have {count} beams, more than {MOST_BEAMS}; lower beams"
             )
         names = "beams", "n_best", "length_penalty", "prefix", "source_language", "target_language"
         options = {name: getattr(self, name) for name in names}

@@ -35,7 +35,7 @@ def check_size(model: Decoding, count: int) -> None:
     if count * token_bytes > MOST_BYTES:
         raise ConfigError(
             f"attention: {count} tokens of this model take {count * token_bytes} bytes of queries, keys, values "
-            f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // token_bytes} tokens"
+            f"and states, more than {MOST_BYTES}; give at most {MOST_BYTES // token_bytes} tokens"
         )
 
 
@@ -100,7 +100,7 @@ class Looking:
         """Returns the result of `work`, run after the looks that wait already; it is not started if the client
         disconnects first. Raises Busy if too many wait."""
         if len(self._waiting) >= MOST_WAITING:
-            raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
+            raise Busy(f"{MOST_WAITING} attention requests are running or waiting, the limit; retry later")
         future = self._thread.submit(in_passing, work)
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)

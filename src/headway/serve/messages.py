@@ -42,8 +42,8 @@ class Turn(BaseModel):
                     turns.result(key, failed + text_of(more.get("content", "")))
                 case _:
                     raise ConfigError(
-                        f"messages: a block of type {block.get('type')!r} is none that this model reads of the "
-                        f"{self.role}, or it lacks a field: {str(block)[:80]}"
+                        f"messages: a block of type {block.get('type')!r} of the {self.role} is not supported, or "
+                        f"lacks a field: {str(block)[:80]}"
                     )
         if texts:
             turns.say(self.role, "".join(texts))

@@ -102,7 +102,9 @@ class Models:
         self.aliases = {alias: place.name for place in places for alias in place.aliases}
         names = [name for place in places for name in {place.name, *place.aliases}]
         if len({*names}) < len(names):
-            raise ConfigError(f"serve: names repeat among {', '.join(names)}")
+            raise ConfigError(
+                f"serve: model names must be unique, got {', '.join(names)}; give --alias NAME=MODEL"
+            )
         self._loads = asyncio.Lock()
         self._share()
 
@@ -123,8 +125,8 @@ class Models:
         if not fits(model):
             names = ", ".join(slot.name for slot in self.loaded() if fits(slot.model)) or "none"
             raise ConfigError(
-                f"{place.name} is a model for {model.task}, and this is asked of one for "
-                f"{' or '.join(tasks) or 'causal-lm'}; there are {names}"
+                f"{place.name} is a model for {model.task}, but this path needs one for "
+                f"{' or '.join(tasks) or 'causal-lm'}; loaded: {names}"
             )
         return model
 
@@ -137,7 +139,7 @@ class Models:
     def place(self, name: str | None) -> Place:
         """Returns the slot of a name. Raises UnknownModel."""
         if name is None:
-            raise UnknownModel(f"no model is named; there are {', '.join(self.places)}")
+            raise UnknownModel(f"model is missing; there are {', '.join(self.places)}")
         name = self.aliases.get(name, name)
         check_known(name, self.places, "there is no model", error=UnknownModel)
         return self.places[name]
@@ -178,7 +180,9 @@ class Models:
                 return
             idle = [other for other in self.loaded() if not (other.live or other is place.base)]
             if not idle:
-                raise Unavailable(f"its weights take {place.size} bytes; {left} of {self.memory} are left")
+                raise Unavailable(
+                    f"its weights take {place.size} bytes; {max(left, 0)} of {self.memory} are left; raise --memory"
+                )
             self.unload(min(idle, key=lambda other: other.used))
 
     def _share(self) -> None:
@@ -218,7 +222,7 @@ class Models:
     def add_adapter(self, name: str, base: Place, folder: str) -> Place:
         """Adds a slot for a model with an adapter, not loaded yet. Raises ConfigError if the name is taken."""
         if name in self.places or name in self.aliases:
-            raise ConfigError(f"there is a model {name!r} already; give another name, or unload that one")
+            raise ConfigError(f"the model name {name!r} is taken; choose another, or unload that adapter")
 
         def load() -> Served:
             assert isinstance(base.model, Decoding)
@@ -232,7 +236,7 @@ class Models:
         an adapter's."""
         place = self.place(name)
         if place.base is None:
-            raise ConfigError(f"{name} is a model, and no adapter of one")
+            raise ConfigError(f"{name} is a model, not an adapter; only adapters can be unloaded")
         del self.places[name]
         if isinstance(place.model, Decoding):
             place.model.drop()

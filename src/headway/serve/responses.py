@@ -114,7 +114,7 @@ class Responses(TextRequest):
                     turns.result(key, text_of(output))
                 case _:
                     raise ConfigError(
-                        f"input: an item of type {item.get('type')!r} is unknown here, or it lacks a field: "
+                        f"input: an item of type {item.get('type')!r} is not supported, or lacks a field: "
                         f"{str(item)[:80]}"
                     )
         return turns

@@ -147,11 +147,13 @@ class Decoding(Served):
                 pass
         first, again = (text.deltas[0].log_prob or 0.0 for text in (cold, warm))
         if abs(first - again) > NEARLY:
-            raise Unavailable(f"{self.name}: ln p of a token is {first}, and {again} from what was stored")
+            raise Unavailable(
+                f"{self.name}: a token has log-probability {first}, but {again} with the prefix cache"
+            )
         reader = self.engine.reader
         keeps = reader.shares_prefixes and reader.cache.pool.keep != 0
         if keeps and len(prompt) > PAGE and not warm.stored:
-            raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
+            raise Unavailable(f"{self.name}: a stored prompt is not found in the prefix cache")
 
     def alone(self) -> AbstractContextManager[None]:
         """While open, forward passes outside the engine use this model's adapters only, and not the others attached to

@@ -92,7 +92,7 @@ class Server(Collector):
         `Models.find` raises, and if strict ConfigError for unknown fields."""
         if asked.unknown and self.strict:
             raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
-        warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
+        warnings = [f"{name} is unknown and was ignored" for name in asked.unknown]
         return await self.models.find(asked.model, kind, *tasks), warnings
 
     def metrics(self) -> bytes:

@@ -59,6 +59,6 @@ def load_stored(model: Decoding, folder: Path) -> int:
         lists = [[tensors[f"{i}.{j}"] for j in range(len(layer.tensors))] for i, layer in enumerate(layers)]
         model.between(lambda: put_kept(model.engine.reader.cache, Kept(keys, lists)))
     except (HeadwayError, KeyError, TypeError, ValueError) as error:
-        LOG.warning("%s: what an earlier run kept cannot be used: %s", path, error)
+        LOG.warning("%s: the saved prefix cache cannot be used: %s", path, error)
         return 0
     return sum(map(len, keys))

@@ -57,7 +57,7 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            raise Refused("the client has left", 499)
+            raise Refused("the client disconnected", 499)
         return task.result()
     finally:
         leaves.cancel()

@@ -57,11 +57,9 @@ class Prepared:
     def warnings(self) -> list[str]:
         """Warnings about variables and calls that the template does not know."""
         unknown = [name for name in self.chat.variables if name not in self._source]
-        lines = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
+        lines = [f"{name} is unknown to the chat template and was ignored" for name in unknown]
         if self.functions and self._known is None and "tool_calls" in self._source:
-            lines.append(
-                "tools: how this chat template writes calls is unknown; they are asked for as Hermes's"
-            )
+            lines.append("tools: the chat template's call format is unknown; the Hermes format is used")
         return lines
 
     @cached_property
@@ -172,8 +170,8 @@ class Prepared:
         if tags is not None:
             if unsupported := schema.keys() - FOLLOWED:
                 raise ConfigError(
-                    f"tools: parameters of {function.name}: this model writes arguments one by one, and "
-                    f"{sorted(unsupported)} cannot be followed then; leave them out"
+                    f"tools: parameters of {function.name}: {sorted(unsupported)} cannot be enforced, since this model "
+                    "writes arguments one by one; leave them out"
                 )
             parts = []
             shared = {key: schema[key] for key in SHARED if key in schema}
@@ -193,8 +191,8 @@ class Prepared:
         kind, choices = inner.get("type"), inner.get("enum", [inner["const"]] if "const" in inner else [])
         if not tags.nested and not choices and kind not in SCALARS:
             raise ConfigError(
-                f"tools: {key}: this model writes objects and lists in a notation of its own, in which no schema can "
-                "be followed; give a type of one value, or leave out strict and tool_choice"
+                f"tools: {key}: this model writes objects and lists in its own notation, in which no schema can be "
+                f"enforced; give one type of {', '.join(sorted(SCALARS))}, or leave out strict and tool_choice"
             )
         if tags.text is not None and kind == "string" and not inner.keys() & HELD:
             opening, end = tags.around(key, "string")
@@ -276,8 +274,8 @@ def _with_arguments(i: int, message: dict[str, Any]) -> dict[str, Any]:
             call["function"]["name"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(
-            f"messages.{i}.tool_calls: a call is {{id, type, function: {{name, arguments}}}}, whose arguments are the "
-            "JSON of an object"
+            f"messages.{i}.tool_calls: a call must be {{id, type, function: {{name, arguments}}}}, with a JSON object "
+            "as arguments"
         ) from None
     return {**message, "tool_calls": calls}
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from uuid import uuid4
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, as_error
 from headway.generate.sequences import SampledText
 from headway.serve.errors import Busy
 
@@ -45,11 +45,13 @@ class Key:
     def asking(self) -> Iterator[None]:
         """While open, a request with this key is being answered. Raises Busy if a limit is reached."""
         if self.requests is not None and self.live >= self.requests:
-            raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
+            raise Busy(f"this key has {self.live} running requests, its limit; retry later")
         self.spend(0)
         if self.tokens is not None and self._used >= self.tokens:
             wait = int((self._used - self.tokens) * MINUTE / self.tokens) + 1
-            raise Busy(f"this key has had its {self.tokens} tokens of a minute; ask again", again=wait)
+            raise Busy(
+                f"this key has used its {self.tokens} tokens per minute; retry in {wait} s", again=wait
+            )
         self.live += 1
         try:
             yield
@@ -67,18 +69,22 @@ def read_keys(path: Path) -> list[Key]:
     """Reads the keys of a file, one per line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]; # begins a comment.
     Raises ConfigError if there is no key, or for an invalid setting."""
     keys: list[Key] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    with as_error(ConfigError, f"--keys {path}", UnicodeDecodeError):
+        lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
         secret, *settings = line.partition("#")[0].split() or [""]
         options = dict(setting.partition("=")[::2] for setting in settings)
         wrong = options.keys() - {"name", "requests", "tokens", "admin"}
         counts = {name: options[name] for name in ("requests", "tokens") if name in options}
         if wrong or not all(value.isdecimal() and int(value) for value in counts.values()):
-            raise ConfigError(f"{path}:{number}: write SECRET [name=NAME] [requests=N] [tokens=N] [admin]")
+            raise ConfigError(
+                f"{path}:{number}: write SECRET [name=NAME] [requests=N] [tokens=N] [admin], N at least 1"
+            )
         if secret:
             numbers = {name: int(value) for name, value in counts.items()}
             keys.append(Key(secret, options.get("name", f"{number}"), admin="admin" in options, **numbers))
     if not keys:
-        raise ConfigError(f"--keys {path}: there is no key in it; write one a line")
+        raise ConfigError(f"--keys {path}: the file has no key; write one per line")
     return keys
 
 

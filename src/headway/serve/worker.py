@@ -173,11 +173,12 @@ class Worker:
 
     def _check_room(self, ticket: Ticket) -> None:
         if (count := self.count + len(self.waiting)) >= self.most:
-            raise Busy(f"{count} requests are being written, and no more may be; ask again")
+            raise Busy(f"{count} requests are running or waiting, the limit; retry later")
         waiting = sum(queued.waiting for queued in [*self._tickets, *self.waiting])
         if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
             raise Busy(
-                f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may; ask again"
+                f"{waiting} prompt tokens are waiting, and {ticket.waiting} more exceed the limit of "
+                f"{self.most_waiting}; retry later"
             )
 
     def between(self, act: Callable[[], T], when: Callable[[], bool] = lambda: True) -> Future[T]:
@@ -214,17 +215,17 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        why = "the server ends"
+        why = "the server is shutting down"
         try:
             while not self._closed:
                 self._turn()
         except BaseException:
-            LOG.exception("the thread of the engines has ended; another takes its place")
-            why = "what writes had to begin anew"
+            LOG.exception("the engine thread has died; a new one replaces it")
+            why = "the engine thread was restarted"
             self.restarts += 1
         finally:
             with self._changed:
-                self._tell([*self._tickets], Unavailable(f"{why}; ask again"))
+                self._tell([*self._tickets], Unavailable(f"{why}; retry"))
                 if not self._closed:
                     self._start()
 

@@ -70,8 +70,8 @@ class State:
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError(
-            "an accelerated model is not pickled; keep it by save_pretrained, or restore(model) before and accelerate "
-            "the one that is loaded"
+            "an accelerated model cannot be pickled; save it with save_pretrained, or restore(model) before pickling "
+            "and accelerate the loaded one"
         )
 
 
@@ -90,11 +90,11 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
     weights are not bf16 on the CPU; BackendError for "compressed" without native kernels.
     """
     if STATE in model.__dict__:
-        raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
+        raise ConfigError("the model is accelerated already; call restore(model) first")
     if weights == COMPRESSED:
         check_compressible(model)
     elif weights is not None:
-        check_known(weights, (*KINDS, COMPRESSED), "accelerate: there are no weights")
+        check_known(weights, (*KINDS, COMPRESSED), "accelerate: unknown weights")
     model.__dict__[STATE] = state = State()
     taken: Counter[str] = Counter()
     left: dict[str, str] = {}

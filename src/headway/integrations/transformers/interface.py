@@ -90,7 +90,7 @@ class Seen(Tensor):
             for device in (item for item in arguments if isinstance(item, torch.device | str)):
                 q_tokens, k_tokens = mask.q_tokens.to(device), mask.k_tokens.to(device)
                 return Seen.of(mask.shape[0], mask.pattern, q_tokens, k_tokens, mask.error)
-        raise cannot(f"the model applies `{name}` to its attention mask, and there is no mask to read")
+        raise cannot(f"the model applies `{name}` to its attention mask, which has no values here")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Seen({self.pattern}, queries={self.q_tokens.count}, keys={self.k_tokens.count})"
@@ -152,16 +152,18 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
             parts.append(Window.around(variables["sliding_window"]))
         elif factory == "chunked_overlay":
             if bool(variables["left_padding"].any()):
-                raise cannot("the model's chunks begin behind padding on the left", "pad on the right")
+                raise cannot(
+                    "chunked attention with padding on the left is not supported", "pad on the right"
+                )
             parts.append(Chunk(variables["chunk_size"]))
         elif factory == "packed_sequence_mask_function":
             document = variables["packed_sequence_mask"]
         elif factory == "remap_positions_for_packed_sequence":
             position = variables["position_ids"]
         elif factory != "bidirectional_mask_function":
-            raise cannot(f"the model's mask is made by `{factory}`, which is not a pattern known here")
+            raise cannot(f"the model's mask is made by `{factory}`, for which there is no pattern")
     if last and not causal:
-        raise cannot("the model's mask is a window behind each query with everything ahead of it seen")
+        raise cannot("the model's mask is a sliding window that is not causal: all later keys are seen")
     pattern: Pattern = Causal() if causal and not last else Full()
     for part in (*last, *parts):
         pattern = part if pattern == Full() else pattern & part
@@ -211,28 +213,25 @@ def attention(
         if mask.error is not None:
             raise mask.error
         if is_causal and not mask.pattern.is_causal:
-            raise cannot(f"the layer says is_causal=True, but its mask was declared as {mask.pattern}")
+            raise cannot(f"the layer has is_causal=True, but its mask is {mask.pattern}")
         if is_causal is False and mask.pattern.is_causal and _is_contradicted(module):
             raise cannot(
-                f"is_causal=False was given to a causal {type(module).__name__}, but its mask was declared as "
-                f"{mask.pattern}",
+                f"is_causal=False was given to a causal {type(module).__name__}, but its mask is {mask.pattern}",
                 "set is_causal = False in the model's config, from which its mask is made",
             )
         if sliding_window is not None and mask.pattern in (Causal(), Full()):
-            raise cannot(
-                f"the layer says sliding_window={sliding_window}, but its mask was declared as {mask.pattern}"
-            )
+            raise cannot(f"the layer has sliding_window={sliding_window}, but its mask is {mask.pattern}")
     elif attention_mask is None:
         mask = _said_by_the_layer(module, query, key, is_causal, sliding_window)
     else:
         raise cannot(
-            f"a mask of shape {tuple(attention_mask.shape)} over pairs of tokens was given",
+            f"an attention_mask of shape {tuple(attention_mask.shape)} is not supported",
             "give the 2-dimensional attention_mask (1 token, 0 padding), or position_ids that start again at "
             'each packed document, or use attn_implementation="sdpa"',
         )
     if (mask.q_tokens.count, mask.k_tokens.count) != (query.shape[2], key.shape[2]):
         raise cannot(
-            f"{mask.q_tokens.count} queries and {mask.k_tokens.count} keys were declared, but the layer has "
+            f"the mask is for {mask.q_tokens.count} queries and {mask.k_tokens.count} keys, but the layer has "
             f"{query.shape[2]} and {key.shape[2]}: the model or its cache changes them after the mask is made"
         )
     out = attend(
@@ -263,14 +262,14 @@ def _said_by_the_layer(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", None)
     name, queries, keys = type(module).__name__, query.shape[2], key.shape[2]
     if causal is None:
-        raise cannot(f"{name} gives neither a mask nor `is_causal`, so what its tokens see is not known")
+        raise cannot(f"{name} has neither a mask nor is_causal, so its attention pattern is unknown")
     if causal and queries != keys:
         raise cannot(
-            f"{name} is causal and gives no mask for {queries} queries over {keys} keys, so where the "
-            "queries stand is not known"
+            f"{name} is causal and passes no mask for {queries} queries over {keys} keys, so the positions of the "
+            "queries are unknown"
         )
     if sliding_window is not None and not causal:
-        raise cannot(f"{name} has a window of {sliding_window} on unsaid sides, and gives no mask")
+        raise cannot(f"{name} is not causal and passes sliding_window={sliding_window} without a mask")
     pattern: Pattern = Full() if not causal else Window.last(sliding_window) if sliding_window else Causal()
     q_tokens = Tokens.range(queries, device=query.device)
     return Seen.of(query.shape[0], pattern, q_tokens, Tokens.range(keys, device=query.device))
@@ -282,12 +281,12 @@ def _refuse(others: dict[str, Any]) -> None:
     collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
     if "output_attentions" in used or any("attentions" in name for name in collected):
         raise cannot(
-            "output_attentions=True was asked for, and the weights are never built",
+            "output_attentions=True is not supported, since attention weights are never materialized",
             'use attn_implementation="eager", or headway.attention_weights on one layer',
         )
     unknown = sorted(set(used) - SAID_ELSEWHERE)
     if unknown:
-        raise cannot(f"the model passes {', '.join(unknown)}, which is not known here and would be ignored")
+        raise cannot(f"the model passes {', '.join(unknown)}, which is unknown and would be ignored")
 
 
 AttentionInterface.register(NAME, attention)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from headway.integrations.transformers.interface import NAME, cannot
 
 Implementation = str | dict[str, Any] | None
-KEEPS = "keeps its own attention: its layers ask `transformers` for no other"
+KEEPS = "has its own attention code, which does not use attn_implementation"
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -50,7 +50,7 @@ def check_layers(model: PreTrainedModel, implementation: Implementation) -> None
             if not part._can_set_attn_implementation():
                 _refuse(part, model, KEEPS)
         if models and not any(map(attention_layers, models)):
-            _refuse(models[0], model, "has no attention that it asks `transformers` for")
+            _refuse(models[0], model, "has no attention layer that uses attn_implementation")
 
 
 def check_whole(model: PreTrainedModel, _: None) -> None:
@@ -63,10 +63,10 @@ def check_whole(model: PreTrainedModel, _: None) -> None:
 
 def _refuse(part: PreTrainedModel, model: PreTrainedModel, why: str) -> None:
     raise cannot(
-        f"{type(part).__name__} {why}, so the string would change nothing",
+        f"{type(part).__name__} {why}, so this setting would change nothing",
         "leave it out for this model"
         if part is model
-        else f'name the configs of the parts that do, as in {{"text_config": "{NAME}"}}',
+        else f'set it only for the configs of the parts that do, as in {{"text_config": "{NAME}"}}',
     )
 
 

@@ -133,8 +133,8 @@ def beside(layer: nn.Module) -> Weight | None:
         return None
     if layer.training:
         raise ConfigError(
-            "a model that was accelerated with weights of its own for decoding is not trained; restore(model), train, "
-            "and accelerate it again"
+            "a model that was accelerated with weights=... cannot be trained; restore(model), train, and accelerate it "
+            "again"
         )
     if not stored.is_of(cast(nn.Linear, layer).weight):
         raise ConfigError(

@@ -238,7 +238,7 @@ def decoder_of(stack: Any) -> Decoder:
     same."""
     config = json.loads(stack.config.to_json_string(use_diff=True))
     if tensor_names(config) is not OWN_NAMES:
-        raise HeadwayError(f"{type(stack).__name__} has other names")
+        raise HeadwayError(f"the tensor names of {type(stack).__name__} are unknown")
     with torch.device("meta"):
         model = blank(spec_from_config(config))
     assert isinstance(model, Decoder)

@@ -46,13 +46,13 @@ class LookedAt(ModelRequest):
         is out of range."""
         tokenizer, prompt = model.lm.need_tokenizer(), self.prompt
         if (prompt is None) == (self.messages is None):
-            raise ConfigError("one text is looked at: give prompt (a text or ids), or messages")
+            raise ConfigError("attention takes one text: pass prompt (text or token ids) or messages")
         if self.messages is not None:
             prompt = tokenizer.render_chat([message.plain() for message in self.messages])
         ids = tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt or []
         (checked,) = check_prompts([ids], model.lm.spec.vocab)
         if not -len(checked) <= self.query < len(checked):
-            raise DataError(f"query: there is no token {self.query}; the text has {len(checked)}")
+            raise DataError(f"query={self.query} is outside the text's {len(checked)} tokens")
         return checked
 
 

@@ -30,13 +30,10 @@ class Tokenize(ModelRequest):
     with_pieces: bool = False
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """Returns the token ids of the text; control tokens in a `prompt` are plain text, as in completions. Raises
-        ConfigError if there is neither field."""
+        """Returns the token ids of the text; control tokens in a `prompt` are plain text, as in completions."""
         if self.content is not None:
             return tokenizer.encode(self.content, bos=self.add_special, eos=False, special=self.parse_special)
-        if self.prompt is None:
-            raise ConfigError("tokenize: give prompt (or content, as llama.cpp calls it), or messages")
-        return tokenizer.encode(self.prompt, bos=self.add_special_tokens, eos=False)
+        return tokenizer.encode(self.prompt or "", bos=self.add_special_tokens, eos=False)
 
 
 class Detokenize(ModelRequest):
@@ -51,7 +48,9 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(body: Tokenize) -> dict[str, Any]:
-        """Returns the token ids of a text or a conversation."""
+        """Returns the token ids of a text or a conversation. Raises ConfigError unless exactly one is given."""
+        if [body.prompt, body.content, body.messages].count(None) != 2:
+            raise ConfigError("tokenize takes one of prompt, content (llama.cpp's name for it) and messages")
         model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         if body.messages is not None:

@@ -30,7 +30,7 @@ def check_admin() -> None:
     """Raises Refused with status 403 if the key is not an admin's, or if there are no keys."""
     visit = VISIT.get()
     if visit is None or not visit.key.admin:
-        raise Refused("this needs a key of an admin: --keys FILE, with a line SECRET admin", 403)
+        raise Refused("an admin's key is needed: a line `SECRET admin` in the server's --keys FILE", 403)
 
 
 Admin = Annotated[None, Depends(check_admin)]
@@ -45,7 +45,7 @@ def routes(server: Server) -> APIRouter:
     def health() -> dict[str, str]:
         """Returns whether the worker's thread runs."""
         if not server.worker.is_alive:
-            raise Unavailable("the thread of the engines has ended; restart the server")
+            raise Unavailable("the engine thread has died; restart the server")
         return {"status": "ok"}
 
     @router.get("/ready")

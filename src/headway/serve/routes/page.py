@@ -72,9 +72,11 @@ def patterns(server: Server) -> APIRouter:
         """Returns what `headway show --json` reports of a pattern, and its cells: for each head, a row per query."""
         parsed = parse(body.pattern)
         if len(parsed.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in parsed.heads):
-            raise PatternError(f"pattern: at most {MOST_HEADS} heads of {MOST_LEAVES} parts are drawn here")
+            raise PatternError(
+                f"pattern: too large to draw; give at most {MOST_HEADS} heads of {MOST_LEAVES} parts each"
+            )
         if any(not 0 <= index < body.tokens for index in body.globals):
-            raise ConfigError(f"globals: tokens are 0..{body.tokens - 1}, got {body.globals}")
+            raise ConfigError(f"globals must be tokens in 0..{body.tokens - 1}, got {body.globals}")
         tokens = Tokens.range(body.tokens)
         tokens = tokens.with_global(body.globals) if body.globals else tokens
         heads = fates(parsed, tokens, tokens)[0].tolist()
