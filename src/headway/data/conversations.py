@@ -97,7 +97,9 @@ def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
     if not prompt or chosen[:shared][: len(prompt)] == prompt:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not prompt:
-        raise DataError('the record has no prompt: add "prompt", or begin "chosen" and "rejected" with the same messages')
+        raise DataError(
+            'the record has no prompt: add "prompt", or begin "chosen" and "rejected" with the same messages'
+        )
     for key, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[0]["role"] != "assistant" or turns[-1]["role"] != "assistant":
             raise DataError(f'"{key}" must continue the prompt with an assistant message, and end with one')

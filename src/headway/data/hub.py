@@ -129,5 +129,7 @@ def _line(address: Address, row: dict[str, Any], number: int) -> str:
             )
             raise DataError(f"{where}: #{column} must name a column of strings; {problem}")
         row = {"text": row[column]}
-    with as_error(DataError, f"{where}: not JSON; choose a column of strings, {address.string}#COLUMN", TypeError):
+    with as_error(
+        DataError, f"{where}: not JSON; choose a column of strings, {address.string}#COLUMN", TypeError
+    ):
         return json.dumps(row, ensure_ascii=False)

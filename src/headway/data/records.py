@@ -71,7 +71,9 @@ def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
 def _tagged(value: Value, words: str, tags: str) -> Tagged:
     tagged = Tagged(_names(value, words), _names(value, tags))
     if len(tagged.words) != len(tagged.tags) or not tagged.words:
-        raise DataError(f"{len(tagged.words)} words and {len(tagged.tags)} tags; there must be one or more, as many tags as words")
+        raise DataError(
+            f"{len(tagged.words)} words and {len(tagged.tags)} tags; there must be one or more, as many tags as words"
+        )
     return tagged
 
 
@@ -104,14 +106,14 @@ def _question(value: Value) -> Question:
 def _answer(value: Any, context: str, place: str) -> Answer:
     text, start = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
     if not isinstance(text, str) or not text or type(start) is not int:
-        raise DataError(f'{place} needs a non-empty string "text" and a whole number "answer_start"; got {value!r}')
+        raise DataError(
+            f'{place} needs a non-empty string "text" and a whole number "answer_start"; got {value!r}'
+        )
     if start == NOWHERE:
         return Answer(text, start)
     if start < 0 or not context.startswith(text, start):
         actual = context[max(start, 0) : max(start, 0) + len(text)]
-        raise DataError(
-            f"{place}: {text!r} is not at character {start} of the context; {actual!r} is"
-        )
+        raise DataError(f"{place}: {text!r} is not at character {start} of the context; {actual!r} is")
     return Answer(text, start)
 
 

@@ -86,7 +86,9 @@ class TokenFile:
     def document(self, i: int) -> NDArray[Any]:
         """Returns the ids of document i (a view of the memory map)."""
         if not 0 <= i < self.documents:
-            raise DataError(f"{self.path}: there is no document {i}; documents are numbered from 0 to {self.documents - 1}")
+            raise DataError(
+                f"{self.path}: there is no document {i}; documents are numbered from 0 to {self.documents - 1}"
+            )
         begin = int(self.ends[i - 1]) if i else 0
         return self.tokens[begin : int(self.ends[i])]
 

@@ -137,9 +137,7 @@ def _json(file: Path) -> Iterator[Value]:
     elif isinstance(value, list):
         yield from ((f"{file}: [{i}]", element) for i, element in enumerate(value))
     else:
-        raise DataError(
-            f'{file}: expected an object or an array of objects, got {text.strip()[:20]!r}'
-        )
+        raise DataError(f"{file}: expected an object or an array of objects, got {text.strip()[:20]!r}")
 
 
 def _squad(articles: list[Any], file: str) -> Iterator[Value]:

@@ -62,9 +62,7 @@ def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
-        raise CheckpointError(
-            f"cannot save the folder {path}: a file of that name exists; use another name"
-        )
+        raise CheckpointError(f"cannot save the folder {path}: a file of that name exists; use another name")
     temporary = _sibling(path)
     try:
         try:

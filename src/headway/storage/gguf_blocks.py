@@ -72,7 +72,9 @@ def quantize(values: Tensor, kind: BlockType) -> Tensor:
     if kind.unpack is None:
         return values.to(kind.dtype)
     if kind.pack is None:
-        raise CheckpointError(f"{kind.name} can be read but not written; writable types are {', '.join(WRITTEN)}")
+        raise CheckpointError(
+            f"{kind.name} can be read but not written; writable types are {', '.join(WRITTEN)}"
+        )
     if values.shape[-1] % kind.block:
         raise CheckpointError(
             f"rows of {values.shape[-1]} numbers cannot be split into {kind.name} blocks of {kind.block}"
@@ -87,7 +89,9 @@ def codes(raw: Tensor, kind: BlockType) -> CodedMatrix:
 
     Its numbers are those of `dequantize`. Raises CheckpointError for any other type."""
     if kind.name not in CODED:
-        raise CheckpointError(f"{kind.name} has no integer codes for matrix products; types with codes are {', '.join(CODED)}")
+        raise CheckpointError(
+            f"{kind.name} has no integer codes for matrix products; types with codes are {', '.join(CODED)}"
+        )
     if kind.block == BLOCK:
         return from_blocks(raw, BITS[kind.name])
     return _small_codes(raw, 8 if kind.name == "Q8_0" else 4)

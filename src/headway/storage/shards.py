@@ -138,7 +138,9 @@ def _info(
             for a, n, size in zip(at, shape, sizes, strict=True)
         )
         if not fits:
-            raise CheckpointError(f"{file} is damaged: the part of {name} of shape {sizes} at {at} does not fit into {shape}")
+            raise CheckpointError(
+                f"{file} is damaged: the box of {name}, {sizes} at {at}, does not fit into {shape}"
+            )
     return places
 
 

@@ -171,9 +171,7 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
     if pickled:
         raise pickle_refused(pickled[0])
     if broken := [name for name in (SINGLE, INDEX) if (folder / name).is_symlink()]:
-        raise CheckpointError(
-            f"{folder / broken[0]} is a broken link; download the file again"
-        )
+        raise CheckpointError(f"{folder / broken[0]} is a broken link; download the file again")
     shards = sorted(p.name for p in folder.glob("model-*-of-*.safetensors"))
     if shards:
         raise CheckpointError(

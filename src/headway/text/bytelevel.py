@@ -173,7 +173,9 @@ def read_ranks(path: Path) -> list[bytes]:
             if int(rank) != len(ranks) or not token:
                 raise ValueError(f"expected rank {len(ranks)}")
         except (ValueError, binascii.Error) as error:
-            raise DataError(f"{path}: line {number}: not tiktoken's format (base64 and rank): {error}") from None
+            raise DataError(
+                f"{path}: line {number}: not tiktoken's format (base64 and rank): {error}"
+            ) from None
         ranks.append(token)
     if len(set(ranks)) != len(ranks):
         raise DataError(f"{path}: the same token has two ranks")

@@ -91,7 +91,7 @@ class ChatTemplate:
             if Path(source).is_file():
                 return ChatTemplate(Path(source).read_text(encoding="utf-8"), str(source))
         raise DataError(
-            f"chat template {source}: neither a built-in template{did_you_mean(str(source), BUILT_IN)}, nor a file or "
+            f"{source}: neither a built-in chat template{did_you_mean(str(source), BUILT_IN)}, nor a file or "
             f"Jinja; built in are {', '.join(BUILT_IN)}"
         )
 
@@ -116,8 +116,8 @@ class ChatTemplate:
                 total += len(piece)
                 if total > MOST_CHARACTERS or monotonic() > until:
                     raise _TooLong(
-                        f"chat template: stopped after {total:,} characters for {len(messages)} messages; it may write at most "
-                        f"{MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; pass fewer or shorter messages"
+                        f"chat template: stopped after {total:,} characters for {len(messages)} messages; it may "
+                        f"write at most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; pass fewer or shorter messages"
                     )
             return "".join(pieces)
         except TemplateError as error:
@@ -172,8 +172,8 @@ class ChatTemplate:
                 after = rendered(messages[: i + 1], add_generation_prompt=False)
                 if not (whole.startswith(after) and after.startswith(before) and len(before) >= at):
                     raise self._refused(
-                        f"its text for messages 0 to {i} is not the beginning of its text for all {len(messages)}, so that "
-                        "the answers cannot be located"
+                        f"its text for messages 0 to {i} is not the beginning of its text for all {len(messages)}, "
+                        "so that the answers cannot be located"
                     )
                 pieces += [whole[at : len(before)], whole[len(before) : len(after)]]
                 at = len(after)

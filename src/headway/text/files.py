@@ -60,7 +60,9 @@ def find(path: Path) -> Found:
             f"{path}: this is a Marian tokenizer (source.spm, target.spm, vocab.json); load it with "
             "headway.text.MarianTokenizer.load"
         )
-    raise DataError(f"{path}: no tokenizer in this folder: expected one of {', '.join(READERS)}, found {names}")
+    raise DataError(
+        f"{path}: no tokenizer in this folder: expected one of {', '.join(READERS)}, found {names}"
+    )
 
 
 def first_file(folder: Path) -> Path | None:
@@ -141,7 +143,9 @@ def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
     unknown = backend.model.unk_token if isinstance(backend.model, (WordPiece, WordLevel)) else None
     if unknown is not None and backend.model.token_to_id(unknown) is None:
-        raise DataError(f"{file}: its unk_token {unknown[:80]!r} is not in its vocabulary: the file is damaged")
+        raise DataError(
+            f"{file}: its unk_token {unknown[:80]!r} is not in its vocabulary: the file is damaged"
+        )
     return backend, {}
 
 

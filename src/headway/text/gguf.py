@@ -52,7 +52,13 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
         BYTE_LEVEL: _read_byte_level,
         WORDS: _read_words,
     }
-    check_known(str(kind)[:80], readers, f"{file}: {MODEL} has the unsupported value", are="supported are", error=DataError)
+    check_known(
+        str(kind)[:80],
+        readers,
+        f"{file}: {MODEL} has the unsupported value",
+        are="supported are",
+        error=DataError,
+    )
     tokens, kinds = _tokens(metadata)
     ids = {
         role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()
@@ -177,7 +183,9 @@ def _read_byte_level(
             f"{GGML}pre, the name of the pre-tokenizer, is missing, because the file was made by an old converter; "
             "convert the model again, or use the tokenizer of the original model"
         )
-    check_known(str(name)[:80], RULES, f"{GGML}pre has the unsupported value", are="supported are", error=DataError)
+    check_known(
+        str(name)[:80], RULES, f"{GGML}pre has the unsupported value", are="supported are", error=DataError
+    )
     rule = RULES[str(name)]
     tokens_by_id = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
     added = [i for i in tokens_by_id if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]

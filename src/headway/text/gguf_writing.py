@@ -112,9 +112,7 @@ def _rule_of(backend: Backend) -> str:
         steps, known = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
         if whole == rule.whole and [*map(_flat, steps)] == [*map(_flat, known)]:
             return name
-    raise DataError(
-        f"this tokenizer's pre-tokenizer has no known name in GGUF; known are {', '.join(RULES)}"
-    )
+    raise DataError(f"this tokenizer's pre-tokenizer has no known name in GGUF; known are {', '.join(RULES)}")
 
 
 def _flat(component: Any) -> list[dict[str, Any]]:

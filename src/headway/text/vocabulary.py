@@ -77,9 +77,7 @@ class Vocabulary:
         token: int | None = getattr(self, role)
         if token is None:
             has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
-            raise DataError(
-                f"this tokenizer has no {role} token (it has {has}); use a tokenizer with one"
-            )
+            raise DataError(f"this tokenizer has no {role} token (it has {has}); use a tokenizer with one")
         return token
 
     @cached_property

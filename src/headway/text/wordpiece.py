@@ -45,9 +45,7 @@ def normalizer(
     capital letters; without one for accents, they are stripped if text is lower-cased. Each Chinese character is a word
     of its own unless the config says otherwise. Raises DataError for unsupported settings and vocabularies."""
     if config.get("do_basic_tokenize") is False:
-        raise DataError(
-            f"{path}: do_basic_tokenize=false (text is not split into words) is not supported"
-        )
+        raise DataError(f"{path}: do_basic_tokenize=false (text is not split into words) is not supported")
     words = [piece for piece in vocabulary if len(re.findall(HAN, piece)) > 1]
     if words:
         raise DataError(
