@@ -132,7 +132,7 @@ FAULTS = {
     "a is of kind 13, which is unknown": by_hand(key("a", 13, U32(1)), counts=(0, 1)),
     "a must be true or false": by_hand(key("a", 7, b"\2"), counts=(0, 1)),
     "is not UTF-8": by_hand(key("a", 8, text(b"\xff\xfe")), counts=(0, 1)),
-    "is unprintable or longer than 500": by_hand(key("a\nb", 4, U32(1)), counts=(0, 1)),
+    "is unprintable or over 500": by_hand(key("a\nb", 4, U32(1)), counts=(0, 1)),
     "an array of kind 9, which is unknown or unsupported": by_hand(
         key("a", 9, struct.pack("<IQ", 9, 1)) + bytes(32), counts=(0, 1)
     ),

@@ -44,7 +44,7 @@ from tests.checkpoints.hostile import GOOD, safetensors, small_memory
         ({"__metadata__": {"format": 1}, "a": GOOD}, "__metadata__ must map names to text"),
         ({"a\x1b[2J": GOOD}, "the tensor name 'a.x1b.2J' .* is unprintable"),
         ({"\ud800": GOOD}, "the tensor name '.ud800'"),
-        ({"a" * 501: GOOD}, "the tensor name 'aaa.*501 characters.* or longer than 500"),
+        ({"a" * 501: GOOD}, "the tensor name 'aaa.*501 characters.* or over 500"),
         (b'{"a":%b,"a":%b}' % ((json.dumps(GOOD).encode(),) * 2), "the key 'a' occurs twice"),
         (b'{"\xff\xfe":1}', "it is not UTF-8: invalid start byte at byte 2"),
         (b'{"a":' + b"[" * 60 + b"]" * 60 + b"}", "'a' must have dtype"),

@@ -95,7 +95,7 @@ def find_shards(folder: Path, what: str) -> list[Path]:
     if len(counts) > 1 or numbers != [*range(1, max(counts) + 1)]:
         names = ", ".join(file.name for file in shards)
         raise CheckpointError(
-            f"{folder} holds {len(shards)} of {max(counts)} shards ({names}): the copy is incomplete, or mixes two saves"
+            f"{folder} holds {len(shards)} of {max(counts)} shards ({names}): the copy is incomplete, or of two saves"
         )
     return list(shards)
 
