@@ -123,7 +123,9 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
     """Raises CheckpointError for a name that is too long or not printable, and for an impossible shape."""
     if not name.isprintable() or len(name) > LONGEST_NAME:
-        fault = f"the tensor name {name[:80]!r} ({len(name):,} characters) is unprintable or over {LONGEST_NAME}"
+        fault = (
+            f"the tensor name {name[:80]!r} ({len(name):,} characters) is unprintable or over {LONGEST_NAME}"
+        )
     elif len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
         fault = f"tensor {name} has {len(shape)} axes of {str(shape)[:80]}: no tensor is that large"
     else:
