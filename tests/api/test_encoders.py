@@ -179,7 +179,7 @@ def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_pa
         (
             "1_Pooling/config.json",
             '{"a": 1, "a": 2}',
-            r"config\.json is not valid JSON: the key 'a' is there twice",
+            r"config\.json is not valid JSON: the key 'a' occurs twice",
         ),
         ("sentence_bert_config.json", '{"max_seq_length": "12"}', r"max_seq_length must be a number .*'12'"),
     ],

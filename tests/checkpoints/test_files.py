@@ -171,7 +171,7 @@ def test_an_exception_of_the_caller_leaves_everything_as_it_was(tmp_path):
 
 def test_a_file_where_the_folder_should_go_is_refused(tmp_path):
     (tmp_path / "m").write_text("a file")
-    with pytest.raises(CheckpointError, match="a file of that name is there"), atomic_folder(tmp_path / "m"):
+    with pytest.raises(CheckpointError, match="a file of that name exists"), atomic_folder(tmp_path / "m"):
         pass
     assert (tmp_path / "m").read_text() == "a file"
 

@@ -84,7 +84,7 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
         packed = codes(model.stored[name], kind)
         assert torch.equal(packed.dequantize(), stored_value(name, gguf_tensors[name], kind))
         assert (packed.codes.shape, packed.group) == (gguf_tensors[name].shape, 32)
-    with pytest.raises(CheckpointError, match="F32 has no codes"):
+    with pytest.raises(CheckpointError, match="F32 has no integer codes"):
         codes(model.stored["output_norm.weight"], F32)
 
 

@@ -128,11 +128,11 @@ FAULTS = {
     "claims 18,446,744,073,709,551,615 keys": by_hand(counts=(0, 2**64 - 1)),
     "claims 1,000 tensors": by_hand(counts=(1000, 0)),
     "a key has no name": by_hand(key("", 4, U32(1)) + bytes(64), counts=(0, 1)),
-    "the key a is there twice": by_hand(key("a", 4, U32(1)) * 2, counts=(0, 2)),
+    "the key a occurs twice": by_hand(key("a", 4, U32(1)) * 2, counts=(0, 2)),
     "a is of kind 13, which is unknown": by_hand(key("a", 13, U32(1)), counts=(0, 1)),
     "a must be true or false": by_hand(key("a", 7, b"\2"), counts=(0, 1)),
     "is not UTF-8": by_hand(key("a", 8, text(b"\xff\xfe")), counts=(0, 1)),
-    "characters that cannot all be printed": by_hand(key("a\nb", 4, U32(1)), counts=(0, 1)),
+    "is unprintable or over 500": by_hand(key("a\nb", 4, U32(1)), counts=(0, 1)),
     "an array of kind 9, which is unknown or unsupported": by_hand(
         key("a", 9, struct.pack("<IQ", 9, 1)) + bytes(32), counts=(0, 1)
     ),
@@ -146,10 +146,10 @@ FAULTS = {
     "tensor t is of type 77, which is unknown": by_hand(tensors=entry("t", [32], 77), counts=(1, 0)),
     "rows of Q8_0 hold multiples of 32": by_hand(tensors=entry("t", [33, 2], 8), counts=(1, 0)),
     "tensor t has sizes .0, 2.": by_hand(tensors=entry("t", [0, 2]), counts=(1, 0)),
-    "tensor t is at byte 64 of the values, and should be at 0": by_hand(
+    "tensor t is at byte 64 of the values, but should be at 0": by_hand(
         tensors=entry("t", [8], 0, 64), counts=(1, 0), values=bytes(96)
     ),
-    "the tensor t is there twice": by_hand(
+    "the tensor t occurs twice": by_hand(
         tensors=entry("t", [8]) + entry("t", [8], 0, 32), counts=(2, 0), values=bytes(64)
     ),
     "is truncated: it has": by_hand(tensors=entry("t", [2**30]), counts=(1, 0), values=bytes(32)),

@@ -40,12 +40,12 @@ from tests.checkpoints.hostile import GOOD, safetensors, small_memory
         ({"a": {**GOOD, "data_offsets": [0, 8, 8]}}, "data_offsets of 'a' must be two whole numbers"),
         ({"a": {**GOOD, "dtype": ["F32"]}}, "there is no dtype .*there are F64"),
         ({"a": {**GOOD, "more": 1}}, "'a' must have dtype, shape and data_offsets"),
-        ({"a": [1, 2]}, r"'a' must have dtype, shape and data_offsets, and has \[1, 2\]"),
+        ({"a": [1, 2]}, r"'a' must have dtype, shape and data_offsets, got \[1, 2\]"),
         ({"__metadata__": {"format": 1}, "a": GOOD}, "__metadata__ must map names to text"),
-        ({"a\x1b[2J": GOOD}, "a tensor named 'a.x1b.2J', .* cannot all be printed"),
-        ({"\ud800": GOOD}, "a tensor named '.ud800'"),
-        ({"a" * 501: GOOD}, "a tensor named 'aaa.*501 characters"),
-        (b'{"a":%b,"a":%b}' % ((json.dumps(GOOD).encode(),) * 2), "the key 'a' is there twice"),
+        ({"a\x1b[2J": GOOD}, "the tensor name 'a.x1b.2J' .* is unprintable"),
+        ({"\ud800": GOOD}, "the tensor name '.ud800'"),
+        ({"a" * 501: GOOD}, "the tensor name 'aaa.*501 characters.* or over 500"),
+        (b'{"a":%b,"a":%b}' % ((json.dumps(GOOD).encode(),) * 2), "the key 'a' occurs twice"),
         (b'{"\xff\xfe":1}', "it is not UTF-8: invalid start byte at byte 2"),
         (b'{"a":' + b"[" * 60 + b"]" * 60 + b"}", "'a' must have dtype"),
         (b'{"a":' + b"[" * 70 + b"]" * 70 + b"}", "nested more than 64 levels"),
@@ -69,7 +69,7 @@ def test_an_absurd_length_of_a_header_is_not_read(tmp_path, length, size):
     path = safetensors(tmp_path / "x.safetensors", {"a": GOOD}, length=length)
     os.truncate(path, size)  # sparse
     with (
-        pytest.raises(CheckpointError, match=rf"it claims {length:,} bytes, and at most 33,554,432"),
+        pytest.raises(CheckpointError, match=rf"it claims {length:,} bytes, above the limit of 33,554,432"),
         small_memory(),
     ):
         open_tensors(path)

@@ -102,13 +102,13 @@ def test_what_is_missing_twice_or_cut_off_is_named(tmp_path: Path) -> None:
         "form",
         [halves()[0], {"a": part._replace(at=(0, 0), shape=(3, 2))}],
         lambda f: None,
-        "disagree on the form of a",
+        "disagree on the shape or dtype of a",
     )
     refused(
         "dtype",
         [halves()[0], {"a": halves()[1]["a"]._replace(value=halves()[1]["a"].value.to(torch.float16))}],
         lambda f: None,
-        "disagree on the form of a",
+        "disagree on the shape or dtype of a",
     )
     refused(
         "beyond",
@@ -121,7 +121,7 @@ def test_what_is_missing_twice_or_cut_off_is_named(tmp_path: Path) -> None:
         folder = tmp_path / f"info-{len(str(info))}"
         folder.mkdir()
         write_safetensors(folder / "model-shard-00001-of-00001.safetensors", {"a": part.value}, info)
-        with pytest.raises(CheckpointError, match="its header does not say where its tensors belong"):
+        with pytest.raises(CheckpointError, match="its header has no valid DCP_SHARDING_INFO"):
             open_tensors(folder)
 
 

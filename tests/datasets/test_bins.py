@@ -47,7 +47,7 @@ def test_best_fit_is_what_looking_at_every_row_finds(lengths: list[int], room: i
 
 
 def test_an_example_that_fits_no_row_is_an_error() -> None:
-    with pytest.raises(DataError, match="example 1 needs 9 slots, and a row has 8"):
+    with pytest.raises(DataError, match="example 1 needs 9 slots, but a row has 8"):
         best_fit([8, 9], 8)
 
 
@@ -158,7 +158,8 @@ def test_examples_that_are_too_long(too_long: Any, kept: list[int], said: str) -
         for i in (1, 2):
             assert examples[i].ids.tolist() == whole[i - 1].ids[-length - 1 :].tolist()
     with pytest.raises(
-        DataError, match=rf"x:3: \d+ tokens, and rows have {length} slots; raise context, or say"
+        DataError,
+        match=rf"x:3: the example has \d+ tokens, but a row of context {length} holds at most {length + 1}",
     ):
         encoded([Chat((HI, YO)), Chat((HI, YO)), long], length, too_long="error")
 
@@ -169,7 +170,8 @@ def test_examples_without_an_answer() -> None:
     examples = encoded([*[Chat((HI, YO))] * 198, silent, Chat((HI,))])
     assert examples.report.dropped == {"no answer": 2}
     with pytest.raises(
-        DataError, match=r"3 of 200 examples have no answer to be trained, the first in x:198"
+        DataError,
+        match=r"3 of 200 examples have no answer to train on \(at most 1% may\), the first in x:198",
     ):
         encoded([*[Chat((HI, YO))] * 197, silent, silent, Chat((HI, {**YO, "weight": 0}))])
     with pytest.raises(

@@ -94,7 +94,9 @@ def test_addresses() -> None:
     }.items():
         assert parse_address(text).group("id", "revision", "path", "split", "column") == expected
     for text in ("hf://o/n", "hf://name:train", "hf://o/n/a.txt#text", "hf://o/n@v1", "hf://"):
-        with pytest.raises(DataError, match=r"a file of the Hub is hf://OWNER/NAME\[@REVISION\]/PATH"):
+        with pytest.raises(
+            DataError, match=r"not an address of Hub data; write hf://OWNER/NAME\[@REVISION\]/PATH"
+        ):
             parse_address(text)
     assert local("some/file.txt") == Path("some/file.txt")
 
@@ -152,15 +154,15 @@ def test_what_cannot_be_rows_of_text_is_named(hub: Hub, monkeypatch: pytest.Monk
     for address, message in (
         (
             "hf://o/n:train#txet",
-            r"row 1: #txet must be a column of texts; its columns are \['label', 'text'\]",
+            r"row 1: #txet must name a column of strings; its columns are \['label', 'text'\]",
         ),
-        ("hf://o/n:train#label", r"row 1: #label must be a column of texts; 'label' is int"),
+        ("hf://o/n:train#label", r"row 1: #label must name a column of strings; 'label' is int"),
     ):
         with pytest.raises(DataError, match=message):
             local(address)
     hub.rows = [{"text": "a"}, {"text": b"bytes"}]
     with pytest.raises(
-        DataError, match=r"row 2: take one column of texts.*: Object of type bytes is not JSON"
+        DataError, match=r"row 2: not JSON; choose a column of strings.*: Object of type bytes is not JSON"
     ):
         local("hf://o/n:train")
     monkeypatch.setattr("headway.data.hub.find_spec", lambda name: None)

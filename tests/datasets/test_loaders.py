@@ -197,13 +197,13 @@ def test_talks_in_english_are_cut_into_turns_and_kept_once(tmp_path: Path) -> No
     [
         ("alpaca.json", "[1, 2]", "must be a JSON list of records, each with"),
         ("oasst.jsonl", "[1]", "list indices must be integers"),
-        ("qmsum-test.jsonl", '{"a": 1}', "is not a meeting of QMSum: 'meeting_transcripts'"),
+        ("qmsum-test.jsonl", '{"a": 1}', "not a meeting of QMSum: 'meeting_transcripts'"),
         ("imdb-test.jsonl", "no record", "line 1: Expecting value"),
         ("imdb-test.jsonl", "[1]", "line 1: must be a JSON object, got"),
         (
             "triplets.jsonl",
             f"第一回\n{'字' * 800}\n",
-            "two or more chapters of 700 characters, and 1 of 1 are as long",
+            "two or more chapters of at least 700 characters, but only 1 of 1 are that long",
         ),
     ],
 )
@@ -227,24 +227,31 @@ def test_english_is_there_without_a_file(name: str, tmp_path: Path) -> None:
 def test_what_cannot_be_made_says_what_is_asked_for(tmp_path: Path) -> None:
     out, empty = tmp_path / "out", tmp_path / "empty.txt"
     empty.write_text("no chapter")
-    with pytest.raises(ConfigError, match=r"there is no set 'text9'"):
+    with pytest.raises(ConfigError, match=r"there is no data set 'text9'"):
         prepare("text9", [], out)
-    with pytest.raises(ConfigError, match=r"qmsum-test.jsonl: is made of .*give these files: QMSum .*MIT"):
+    with pytest.raises(ConfigError, match=r"qmsum-test.jsonl: pass the published files .*: QMSum .*MIT"):
         prepare("qmsum-test.jsonl", [], out)
-    with pytest.raises(DataError, match=r"nothing was found in .*empty.txt; it is made of NOVEL"):
+    with pytest.raises(DataError, match=r"no records in .*empty.txt; expected NOVEL"):
         prepare("chapters.jsonl", [empty], out)
     with pytest.raises(DataError, match=r"empty.txt, line 1: must be text TAB label"):
         prepare("titles-test.txt", [empty], out)
     with pytest.raises(DataError, match=r"empty.txt: .*zip"):
         prepare("reviews-test.jsonl", [empty], out)
-    with pytest.raises(DataError, match=r"two files, of articles and of their labels; got 1"):
+    with pytest.raises(DataError, match=r"two files, the articles and then their labels; got 1"):
         prepare("hyperpartisan.jsonl", [empty], out)
+    empty.write_text('<articles><article id="1" hyperpartisan="true"/></articles>')
+    (texts := tmp_path / "texts.xml").write_text('<articles><article id="1"/><article id="2"/></articles>')
+    for files, unlabelled in (([texts, empty], "2"), ([empty, texts], "1")):
+        with pytest.raises(
+            DataError, match=rf"no label \(hyperpartisan\) for the article of id: '{unlabelled}'"
+        ):
+            prepare("hyperpartisan.jsonl", files, out)
     empty.write_text("[{}]")
     with pytest.raises(DataError, match=r"must be a JSON list of records, each with instruction, output"):
         prepare("alpaca.json", [empty], out)
     assert not out.exists()
     out.write_text("mine")
-    with pytest.raises(ConfigError, match="is there already; remove it, or give another --out"):
+    with pytest.raises(ConfigError, match="exists already; remove it, or choose another --out"):
         prepare("text.txt", [], out)
     assert out.read_text() == "mine"
 

@@ -157,11 +157,11 @@ def test_whole_words_are_masked_as_a_whole_at_the_same_rate(wordpiece: Tokenizer
 def test_what_cannot_be_masked_is_refused(characters: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"this tokenizer has no mask token \(it has bos, eos\)"):
         Masking.of(train_bpe([TEXT], 259))
-    with pytest.raises(ConfigError, match=r"share of tokens to be found lies between 0 and 1, got 1.0"):
+    with pytest.raises(ConfigError, match=r"masking: share must be above 0 and below 1, got 1.0"):
         Masking.of(characters, share=1.0)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\n", encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"no token of this tokenizer \(6 tokens\) says that it goes on with a word"
+        ConfigError, match=r"whole_words needs .*none of these 6 tokens begins with ##; set whole_words=no"
     ):
         Masking.of(Tokenizer.load(tmp_path), whole_words=True)
 
@@ -229,7 +229,7 @@ def test_rows_say_what_is_wrong(tmp_path: Path, characters: Tokenizer) -> None:
     file = token_file(tmp_path / "t", [[2, 10, 3]])
     with pytest.raises(DataError, match=r"its documents begin with \[2\], .*encode the text with bos=False"):
         MaskedRows(file, 8, plain(100), prefix=[2], suffix=[3])
-    with pytest.raises(DataError, match="rows of 2 tokens have no room for text between the template's 2"):
+    with pytest.raises(DataError, match="rows of 2 tokens have no room for text beside the template's 2"):
         MaskedRows(file, 2, plain(100), prefix=[1], suffix=[3])
 
 

@@ -82,14 +82,14 @@ def test_a_long_text_in_pieces_is_the_text(
     ("name", "content", "match"),
     [
         ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x.jsonl:2: not JSON: .* column"),
-        ("x.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]', r"x.jsonl:1: a JSON array; JSONL has one object per line"),
+        ("x.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]', r"x.jsonl:1: the line begins a JSON array"),
         ("x.jsonl", b'{"text": "a"}\n\n{"txet": "a", "n": 1}', r"x.jsonl:3: no key 'text' \(did you mean \"txet\""),
         ("x.jsonl", b'{"text": ["a"]}', r"x.jsonl:1: \"text\" must be a string, got list"),
         ("x.jsonl", b'"text"', r"x.jsonl:1: an object with \"text\" is expected, got str"),
         ("x.jsonl", b'{"text": "a\\ud800b"}', r"x.jsonl:1: a lone surrogate U\+D800"),
         ("x.jsonl", b'{"text": "a\\u0000b"}', r"x.jsonl:1: a NUL character"),
         ("x.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"x.jsonl:2: not UTF-8 at byte 10"),
-        ("x.jsonl", b"\n\n", r"x.jsonl: no record in it"),
+        ("x.jsonl", b"\n\n", r"x.jsonl: the file holds no record"),
         ("x.jsonl", b"", r"x.jsonl: the file is empty"),
         ("x.txt", b"", r"x.txt: the file is empty"),
         ("x.txt", b"\xef\xbb\xbf", r"x.txt: the file is empty"),
@@ -97,13 +97,15 @@ def test_a_long_text_in_pieces_is_the_text(
         ("x.txt", b"abc\xff", r"x.txt: not UTF-8 near byte 3"),
         ("x.txt", b"abc\xe7\x8c", r"x.txt: not UTF-8 at its end"),
         ("x.txt.gz", b"not gzip", r"x.txt.gz: a broken gzip file"),
+        ("x.txt.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 99, r"x.txt.gz: a broken gzip file: .*invalid"),
+        ("x.csv", b"\xef\xbb\xbf", r"x.csv: the file holds no record"),
         ("x.txt.gz", gzip.compress(b"text " * 99, mtime=0)[:-9], r"x.txt.gz: a broken gzip file"),
-        ("x.json", b"[]", r"x.json: no record in it"),
+        ("x.json", b"[]", r"x.json: the file holds no record"),
         ("x.json.gz", gzip.compress(b'[{"txt": "a"}]', mtime=0), r"x.json.gz: \[0\]: no key 'text'"),
         ("x.csv", b"body,label\na,1\n", r"x.csv:2: no key 'text'.*this object has body, label"),
         ("x.conll", b"a O\n", r"x.conll:1: no key 'text'.*this object has tokens, tags"),
-        ("x.md", b"# a", r"x.md: this is Markdown, and its source would be read as text; convert it to .txt"),
-        ("x.html.gz", gzip.compress(b"<p>", mtime=0), r"x.html.gz: this is HTML"),
+        ("x.md", b"# a", r"x.md: this file is Markdown, which is not read as text; convert it to .txt"),
+        ("x.html.gz", gzip.compress(b"<p>", mtime=0), r"x.html.gz: this file is HTML"),
     ],
 )  # fmt: skip
 def test_what_is_not_text(tmp_path: Path, name: str, content: bytes, match: str) -> None:
@@ -124,8 +126,8 @@ def test_every_form_that_is_no_plain_text_has_its_name(tmp_path: Path, ending: s
     with pytest.raises(DataError) as caught:
         list(read_text(write(tmp_path / f"x.{ending}", b"abc")))
     assert str(caught.value) == (
-        f"{tmp_path / 'x'}.{ending}: this is {kind}, and its source would be read as text; convert it to .txt, or to "
-        '.jsonl with a "text" on each line, or rename it .txt where the source is what you mean'
+        f"{tmp_path / 'x'}.{ending}: this file is {kind}, which is not read as text; convert it to .txt, or to "
+        '.jsonl with a "text" on each line; to use the markup itself as text, rename it to .txt'
     )
 
 
@@ -148,12 +150,12 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
         (b'{"text": null}', r"x.jsonl:1: \"text\" must be a string, got NoneType"),
         (b'{"text": "a"}\n{}', r"x.jsonl:2: no key 'text'.*this object has none"),
         (b'{"text": "a"}\nNaN\n', r"x.jsonl:2: an object with \"text\" is expected, got float"),
-        (b'\n {"text": "a"}\n [1]\n', r"x.jsonl:3: a JSON array"),
+        (b'\n {"text": "a"}\n [1]\n', r"x.jsonl:3: the line begins a JSON array"),
         (b'{"text": "\xed\xa0\x80"}', r"x.jsonl:1: not UTF-8 at byte 10"),
         (b'{"text": "a\0b"}', r"x.jsonl:1: a NUL character"),
         ('{"text": "a"}'.encode("utf-16"), r"x.jsonl:1: not UTF-8 at byte 0"),
-        (b'{"text": "a"}\n{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x.jsonl:2: JSON that Python does not .*4300"),
-        (b'{"text": "a"}\n' + b'{"a": ' * 100_000, r"x.jsonl:2: JSON that Python does not read: .*recursion"),
+        (b'{"text": "a"}\n{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x.jsonl:2: JSON beyond Python's limits: .*4300"),
+        (b'{"text": "a"}\n' + b'{"a": ' * 100_000, r"x.jsonl:2: JSON beyond Python's limits: .*recursion"),
     ],
     ids=range(14),
 )  # fmt: skip

@@ -47,7 +47,7 @@ def test_the_map_is_not_the_memory(tmp_path: Path) -> None:
 def test_empty_documents_leave_no_trace(tmp_path: Path) -> None:
     file = token_file(tmp_path / "x", [[], [1], [], [2, 3], []])
     assert [file.document(i).tolist() for i in range(file.documents)] == [[1], [2, 3]]
-    with pytest.raises(DataError, match="document 2 of 2"):
+    with pytest.raises(DataError, match="no document 2; documents are numbered from 0 to 1"):
         file.document(2)
 
 
@@ -75,9 +75,9 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such token file \(a folder is there\)"):
+    with pytest.raises(DataError, match=r"no such token file \(it is a folder\)"):
         TokenFile(tmp_path)
-    with pytest.raises(DataError, match="a folder is there; a token file is one file"):
+    with pytest.raises(DataError, match="this is a folder; a token file needs a file name"):
         TokenFileWriter(tmp_path, 10)
     token_file(tmp_path / "x", [[1]])
     content = bytearray((tmp_path / "x").read_bytes())

@@ -158,13 +158,13 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
         ("/completion", {"prompt": "x" * 600}, "exceeds the available context size"),
         ("/completion", {"prompt": []}, "no prompts"),
         ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["x"]}}, "prompt"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for filling a gap"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "none of the tokens"),
         (
             "/infill",
             {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "x"}]},
             "input_extra",
         ),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "no tokens for filling a gap"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "none of the tokens"),
         ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "suffix and echo"),
     ],
 )

@@ -51,7 +51,9 @@ def test_case_is_what_the_folder_says_or_what_the_pieces_are(tmp_path: Path) -> 
 
 
 def test_rules_that_are_not_bert_s_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"vocab.txt of kind 'mpnet' is cut by rules other than BERT's"):
+    with pytest.raises(
+        DataError, match=r"vocab.txt of kind 'mpnet' is not supported, because its rules are not BERT's"
+    ):
         Tokenizer.load(vocab_txt(tmp_path, *BERT, config={"tokenizer_class": "MPNetTokenizerFast"}))
     with pytest.raises(DataError, match="do_basic_tokenize is false"):
         Tokenizer.load(vocab_txt(tmp_path, *BERT, config={"do_basic_tokenize": False}))
@@ -72,27 +74,25 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
         (
             good,
             "a b\nb c\n",
-            "line 2 merges 'b' and 'c', but 'c' is not in vocab.json: the two files are not of one",
+            "line 2 merges 'b' and 'c', but 'c' is not in the vocabulary: the two files belong to different",
         ),
         (good, "a b\nb a\n", "line 2 merges 'b' and 'a', but 'ba' is not in vocab.json"),
-        (good, "a b c\n", "line 1: two pieces with a space between are expected, got 'a b c'"),
+        (good, "a b c\n", "line 1: expected two pieces separated by a space, got 'a b c'"),
         (good[:20], "a b\n", "vocab.json is not valid JSON"),
         ("[1, 2]", "a b\n", "vocab.json must hold a JSON object, but holds a list"),
         ("{}", "a b\n", "an object from pieces to ids is expected"),
         ('{"a": "0"}', "a b\n", "an object from pieces to ids is expected"),
-        ('{"a": 0, "b": 1, "a": 2}', "", "vocab.json is not valid JSON: the key 'a' is there twice"),
-        ('{"a": 0, "b": 0}', "", "the id 0 is there twice, for 'a' and 'b'"),
+        ('{"a": 0, "b": 1, "a": 2}', "", "vocab.json is not valid JSON: the key 'a' occurs twice"),
+        ('{"a": 0, "b": 0}', "", "two pieces have the id 0, 'a' and 'b'"),
     ):
         with pytest.raises((DataError, CheckpointError), match=match):
             load(text, lines)
-    with pytest.raises(DataError, match="of kind 'clip' split text are unknown"):
+    with pytest.raises(DataError, match="of kind 'clip' is not supported"):
         load(good, "a b\n", "CLIPTokenizer")
     with pytest.raises(DataError, match=r"vocab.json: the cls token '<s>' is not among its"):
         load(good, "a b\n", "RobertaTokenizer")
     merges.unlink()
-    with pytest.raises(
-        DataError, match=r"merges.txt, with the rules that make its pieces, is not in the folder"
-    ):
+    with pytest.raises(DataError, match=r"merges.txt, with the BPE merges, is missing from the folder"):
         Tokenizer.load(vocabulary)
 
 
@@ -112,8 +112,8 @@ def test_tiktoken_s_ranks(tmp_path: Path) -> None:
     file = put(tmp_path, "tiktoken") / "tokenizer.model"
     lines = file.read_bytes().splitlines(keepends=True)
     for content, match in (
-        (lines[:100], "156 of the 256 bytes have no rank; the file is cut short"),
-        (lines[:5] + lines[6:], "line 6: not tiktoken's form, base64 and rank: rank 5 is expected"),
+        (lines[:100], "156 of the 256 bytes have no rank; the file is truncated"),
+        (lines[:5] + lines[6:], "line 6: not tiktoken's format (base64 and rank): expected rank 5"),
         ([*lines[:300], b"!! 300\n"], "line 301: not tiktoken's form"),
         ([*lines[:300], lines[299].split()[0] + b" 300\n"], "the same token has two ranks"),
     ):
@@ -189,21 +189,23 @@ def test_sentencepiece_models_of_another_kind_or_without_pieces(tmp_path: Path) 
         broken = message(
             (1, message((1, b"a"), (2, score), (3, 1))), (1, row), (1, row), (2, message((3, 2)))
         )
-        with pytest.raises(DataError, match=r"a score that is no number: it is damaged$"):
+        with pytest.raises(DataError, match=r"a score that is not finite: it is damaged$"):
             read_model(tmp_path / "x", broken)
 
 
 def test_sentencepiece_models_with_ids_of_another_kind(tmp_path: Path) -> None:
     folder = put(tmp_path, "t5")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
-    with pytest.raises(DataError, match="of kind 'albert', whose ids are not those of the file"):
+    with pytest.raises(
+        DataError, match="of kind 'albert' is not supported, because its ids differ from those of the file"
+    ):
         Tokenizer.load(folder)
 
 
 def test_added_tokens_that_fall_elsewhere(tmp_path: Path) -> None:
     folder = vocab_txt(tmp_path, *BERT)
     (folder / "added_tokens.json").write_text('{"<x>": 12}')
-    with pytest.raises(DataError, match="puts the added token '<x>' at id 12, but it falls on 9"):
+    with pytest.raises(DataError, match="the added token '<x>' must have id 12, but gets 9"):
         Tokenizer.load(folder)
 
 

@@ -139,13 +139,14 @@ def test_no_template_and_bad_templates() -> None:
         (
             "{{ messages[0].content + 1 }}",
             CHAT,
-            'it failed on these messages: can only concatenate str (not "int") to',
+            'failed on these messages: can only concatenate str (not "int") to',
         ),
         (
             "{{ messages[0].content | length + none }}",
             CHAT,
-            "it failed on these messages: unsupported operand type",
+            "failed on these messages: unsupported operand type",
         ),
+        ("{{ 1 // 0 }}", CHAT, "failed on these messages: integer division or modulo by zero"),
         ("{{ raise_exception('no ' ~ messages[0].role) }}", CHAT, "no user"),
         ("{{ messages[0].nothing.more }}", CHAT, "'dict object' has no attribute 'nothing'"),
     ],
@@ -164,7 +165,7 @@ def test_a_template_that_fails_on_messages_says_so(
     [
         ("{% for m in messages %}", "chat template: line 1: "),
         ("a\n{% if %}", "chat template: line 2: Expected an expression"),
-        ("{{ (" + "(" * 5000 + "1" + ")" * 5001 + " }}", "chat template: it is nested too deep"),
+        ("{{ (" + "(" * 5000 + "1" + ")" * 5001 + " }}", "chat template: nested too deeply"),
     ],
 )
 def test_a_template_that_is_none_is_refused_by_its_line(template: str, said: str) -> None:

@@ -219,7 +219,7 @@ def squeezed(tokenizer: Tokenizer) -> Tokenizer:
     [
         (word_piece, "this is WordPiece"),
         (lambda: add_spaced(byte_level()), "added tokens"),
-        (lambda: split_otherwise(byte_level()), "a rule that GGUF has no name for"),
+        (lambda: split_otherwise(byte_level()), "pre-tokenizer has no known name in GGUF"),
         (lambda: squeezed(sentencepiece()), "rule to split text"),
     ],
 )
@@ -231,16 +231,16 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", "rwkv", "tokenizer.ggml.model is none that is supported: 'rwkv'"),
-        ("model", "none", "this file has no tokenizer"),
-        ("pre", "kimi-k2", "tokenizer.ggml.pre is no known rule to split text by: 'kimi-k2'"),
+        ("model", "rwkv", "tokenizer.ggml.model has the unsupported value 'rwkv'"),
+        ("model", "none", "the file holds no tokenizer"),
+        ("pre", "kimi-k2", "tokenizer.ggml.pre has the unsupported value 'kimi-k2'"),
         ("tokens", ["a", "b"], "token_type must list"),
         ("tokens", ["a"] * 400, "tokens lists the same text twice"),
         ("tokens", [""] * 400, "must be a list of texts, none of them empty"),
         ("tokens", [1, 2], "must be a list of texts"),
         ("token_type", [9] * 400, "a type from 1 to 6"),
-        ("merges", ["a b c"], "two tokens with a space between, and one is 'a b c'"),
-        ("merges", ["猫 狗"], "and its parts and what it makes are not all tokens"),
+        ("merges", ["a b c"], "two tokens separated by a space, got 'a b c'"),
+        ("merges", ["猫 狗"], "of which a part or the result is not a token"),
         ("bos_token_id", 400, "must be the id of one of"),
         ("add_bos_token", "yes", "must be true or false"),
         ("cls_token_id", 400, "must be the id of one of"),

@@ -35,5 +35,5 @@ def test_other_files_stand_before() -> None:
 
 
 def test_a_vocabulary_without_such_tokens_refuses() -> None:
-    with pytest.raises(DataError, match=r"no tokens for filling a gap \(<\|fim_prefix\|>, "):
+    with pytest.raises(DataError, match=r"none of the tokens <\|fim_prefix\|>, "):
         infill(byte_level(), "a", "b")

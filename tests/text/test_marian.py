@@ -132,7 +132,9 @@ def test_errors(tmp_path: Path) -> None:
     ours.require_fits(ours.vocab_size)
     with pytest.raises(CheckpointError, match="this is not its tokenizer"):
         ours.require_fits(ours.vocab_size - 1)
-    with pytest.raises(DataError, match=r"of two sides .* read it with headway.text.MarianTokenizer.load"):
+    with pytest.raises(
+        DataError, match=r"a Marian tokenizer .* load it with headway.text.MarianTokenizer.load"
+    ):
         Tokenizer.load(folder)
     (folder / "vocab.json").write_text('{"<unk>": 0, "<pad>": 1}')
     with pytest.raises(DataError, match=r"vocab.json: the eos token '</s>' is not among its"):

@@ -18,8 +18,8 @@ SLOW = [
 ]  # fmt: skip
 WITHOUT_IDS = ["baichuan", "nomic-bert-moe"]
 REFUSED = {
-    "aquila": "tokenizer.ggml.pre is not in this file",
-    "gpt-neox": "tokenizer.ggml.pre is not in this file",
+    "aquila": "tokenizer.ggml.pre, the name of the pre-tokenizer, is missing",
+    "gpt-neox": "tokenizer.ggml.pre, the name of the pre-tokenizer, is missing",
 }
 """Written before files named the rule by which they split text."""
 BETWEEN = "\n__ggml_vocab_test__\n"

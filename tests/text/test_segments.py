@@ -116,15 +116,15 @@ def test_an_answer_in_several_marks_is_one() -> None:
     ("template", "chat", "error"),
     [
         (MARKED_TURNS.replace("{{ eos_token }}", "."), [HI, YO],
-         r"an answer ends with 'Ċ', where generation would not stop \(stop tokens: '<\|end\|>'\); use a template that "
-         "writes one of them .*, or name the token"),
-        (MARKED_TURNS.replace("\n", "x"), [HI, YO], "an answer ends with 'x', where generation would not stop"),
+         r"ends with 'Ċ', at which generation would not stop \(stop tokens: '<\|end\|>'\); use a template that "
+         "ends answers with one of them, or set stop"),
+        (MARKED_TURNS.replace("\n", "x"), [HI, YO], "an answer ends with 'x', at which generation would not stop"),
         (MARKED_TURNS.replace("{{ m.content }}{{ eos_token }}\n", ""), [HI, YO], "an answer is empty, where"),
-        ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", [HI], "marks are within each other"),
+        ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", [HI], "marks are nested"),
         ("{{ messages | length }}{{ messages[-1].content }}{{ eos_token }}", [HI, YO],
-         r"chat template '\{\{ messages \| length \}\}.*': what it writes for messages up to 1 does not begin what it "
-         r"writes for all 2, so that nothing says which tokens are answers; use a template with \{% generation %\}"),
-        (MARKED_TURNS, [{**YO, "weight": 0}, YO], "a message has weight 0, and the chat template marks 1 answers for"),
+         r"chat template '\{\{ messages \| length \}\}.*': its text for messages 0 to 1 is not the beginning "
+         r"of its text for all 2, so that the answers cannot be located; use a template with \{% generation %\}"),
+        (MARKED_TURNS, [{**YO, "weight": 0}, YO], "a message has weight 0, but the chat template marks 1 answers for"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused(template: str, chat: Sequence[Message], error: str) -> None:

@@ -106,9 +106,12 @@ def test_templates_are_found_by_name_text_or_file(tmp_path: Path) -> None:
     for template in (named.chat_template.source, tmp_path / "x.jinja", str(tmp_path / "x.jinja")):
         assert tokenizer.with_chat_template(template).render_chat(CHAT) == named.render_chat(CHAT)
     with pytest.raises(
-        DataError, match=r'vicunna: no chat template of that name \(did you mean "vicuna"\?\), no file'
+        DataError, match=r'vicunna: neither a built-in chat template \(did you mean "vicuna"\?\), nor a file'
     ):
         tokenizer.with_chat_template("vicunna")
+    (tmp_path / "y.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"y\.jinja: 'utf-8' codec"):
+        tokenizer.with_chat_template(tmp_path / "y.jinja")
     for name in BUILT_IN:
         with pytest.raises(DataError, match=f"{name} writes text only"):
             tokenizer.with_chat_template(name).render_chat(in_parts(CHAT))

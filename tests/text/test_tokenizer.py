@@ -118,10 +118,10 @@ def test_text_that_is_none() -> None:
         BYTE_LEVEL.encode("a\ud800")
     with pytest.raises(DataError, match="text 0 must be a str, got int"):
         BYTE_LEVEL.encode_batch([("a", 1)])  # type: ignore[list-item]
-    with pytest.raises(DataError, match="text 0 must be a str, or a pair of them, got 3"):
+    with pytest.raises(DataError, match="text 0 must be a str, or a pair of them, got a tuple of 3"):
         BYTE_LEVEL.encode_batch([("a", "b", "c")])  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text 1 has a lone surrogate"):
-        BYTE_LEVEL.encode("a", "b\ud800")
+        BYTE_LEVEL.encode_batch([("a", "b"), ("c", "d\ud800")])
     assert BYTE_LEVEL.encode("") == [0]
     assert BYTE_LEVEL.encode("", bos=False) == []
 
@@ -186,7 +186,8 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(
-        DataError, match=r"no tokenizer.json, .*encoder.json in this folder \(it holds: nothing"
+        DataError,
+        match=r"no tokenizer in this folder: expected one of tokenizer.json, .*encoder.json, found nothing",
     ):
         Tokenizer.load(tmp_path)
     file = tmp_path / "tokenizer.json"

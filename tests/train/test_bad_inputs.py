@@ -160,5 +160,5 @@ def test_the_rows_that_are_named_are_the_rows_of_the_step(tmp_path: Path) -> Non
 def test_a_folder_of_settings_is_no_file_of_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"cannot read the settings {tmp_path}: Is a directory"):
         read_config(tmp_path)
-    with pytest.raises(DataError, match=r"no such token file \(a folder is there\)"):
+    with pytest.raises(DataError, match=r"no such token file \(it is a folder\)"):
         TokenFile(tmp_path)

@@ -142,7 +142,7 @@ def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> Non
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 1}')
     with pytest.raises(
         DataError,
-        match=r"chats\.jsonl:1: an answer ends with '<\|im_end\|>', where generation would not stop",
+        match=r"chats\.jsonl:1: an answer ends with '<\|im_end\|>', at which generation would not stop",
     ):
         train(settings.model_copy(update={"out": str(tmp_path / "other")}), quiet=True)
     with_stop = settings.model_copy(update={"out": str(tmp_path / "third"), "stop": ("<|im_end|>",)})
@@ -156,7 +156,8 @@ def test_more_than_a_hundredth_without_an_answer_stops_the_run(tmp_path: Path) -
         [*conversations(60), *[{"conversations": [{"from": "human", "value": "hm"}]}] * 2],
     )
     with pytest.raises(
-        DataError, match=r"2 of 62 examples have no answer to be trained, the first in .*silent\.jsonl:61"
+        DataError,
+        match=r"2 of 62 examples have no answer to train on \(at most 1% may\), the first in .*silent\.jsonl:61",
     ):
         train(config(tmp_path, data=silent), quiet=True)
 

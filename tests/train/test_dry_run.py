@@ -103,6 +103,6 @@ def test_all_paths_are_looked_at_before_anything_is_done(tmp_path: Path) -> None
     )
     assert not Path(config.out).exists()
     chat = of("chat", tmp_path, template="vicunna", data=str(tmp_path / "x"), moments=str(tmp_path / "m"))
-    message = r"data .*/x: no such.*; moments .*/m: no such.*; template vicunna: no chat template of that name \(did"
+    message = r"data .*/x: no such.*; moments .*/m: no such.*; template vicunna: neither a built-in chat template \(did"
     with pytest.raises(ConfigError, match=message):
         train(chat, quiet=True)

@@ -177,7 +177,7 @@ def test_pieces_hold_each_token_once_within_the_template(tokenizer: Tokenizer) -
         [None, 0, None]
     ]
     assert sorted(i for part in parts for i in part[1:-1]) == list(range(1, 10))
-    with pytest.raises(ConfigError, match=r"2 tokens stand in every row of 2 .* no room for text"):
+    with pytest.raises(ConfigError, match=r"2 tokens .* are repeated in every row of 2 .* no room for text"):
         pieces(text, 2)
 
 

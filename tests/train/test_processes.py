@@ -211,9 +211,9 @@ def test_what_cannot_be_shared_is_refused(
         assert "ConfigError: the processes have not read the same data: rank 0 has" in stderr
     (tmp_path / "none.jsonl").write_text("\n")
     main_stderr, other_stderr = refused(settings(data=str(tmp_path / "none.jsonl")))
-    assert "none.jsonl: no record in it" in main_stderr
+    assert "none.jsonl: the file holds no record" in main_stderr
     assert "RankError: rank 0" in other_stderr
-    assert "none.jsonl: no record in it" in other_stderr
+    assert "none.jsonl: the file holds no record" in other_stderr
     for stderr in refused(settings(mesh="dp=3")):
         assert "ConfigError: mesh 'dp=3' needs 3 processes, but the run has 2" in stderr
 

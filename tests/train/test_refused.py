@@ -85,14 +85,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"template": None},
         "chats.jsonl holds conversations, and the model has no chat template; give one",
     ),
-    ("chat", {"template": "vicunna"}, 'no chat template of that name (did you mean "vicuna"?)'),
+    ("chat", {"template": "vicunna"}, 'neither a built-in chat template (did you mean "vicuna"?)'),
     (
         "chat",
         {"stop": ("<|emd|>",)},
         "stop '<|emd|>' is no control token of the tokenizer (did you mean \"<|end|>\"",
     ),
     ("chat", {"family": "roformer"}, "roformer is no decoder"),
-    ("chat", {"too_long": "error", "context": 8, "batch_tokens": 48}, "tokens, and rows have 8 slots"),
+    (
+        "chat",
+        {"too_long": "error", "context": 8, "batch_tokens": 48},
+        "tokens, but a row of context 8 holds at most 9",
+    ),
     ("classify", {"family": "llama"}, "task classify was asked for, but llama is no encoder"),
     (
         "embed",

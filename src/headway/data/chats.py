@@ -138,8 +138,8 @@ def encode_examples(
         if len(ids) > length + 1:
             if too_long == "error":
                 raise DataError(
-                    f"{record.where}: {len(ids)} tokens, and rows have {length} slots; raise context, or say what "
-                    "becomes of such examples (too_long=drop, drop_turns or cut_left)"
+                    f"{record.where}: the example has {len(ids)} tokens, but a row of context {length} holds at most "
+                    f"{length + 1}; raise context, or set too_long to drop, drop_turns or cut_left"
                 )
             ids, turns = _shortened(ids, turns, length, too_long)
             if not ids:
@@ -149,8 +149,8 @@ def encode_examples(
         examples.add(ids, turns, record.where)
     if report.dropped[NO_ANSWER] > SILENT * report.read:
         raise DataError(
-            f"{report.dropped[NO_ANSWER]} of {report.read} examples have no answer to be trained, the first in "
-            f"{silent}: are these the right data, template and train_on?"
+            f"{report.dropped[NO_ANSWER]} of {report.read} examples have no answer to train on (at most {SILENT:.0%} "
+            f"may), the first in {silent}; check the data, the chat template and train_on"
         )
     if not len(examples):
         raise DataError(f"no example is left to train on: {'; '.join(report.lines())}")
@@ -196,7 +196,7 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         n = lengths[i]
         if not 0 <= n <= room:
-            raise DataError(f"example {i} needs {n} slots, and a row has {room}")
+            raise DataError(f"example {i} needs {n} slots, but a row has {room}")
         fitting = bits >> n  # rows with 2 and 4 slots left are 0b10100; for n = 3 that is 0b10: free = 3 + 1
         if fitting:
             free = n + (fitting & -fitting).bit_length() - 1

@@ -27,7 +27,7 @@ def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
     for i, message in enumerate(turns):
         content = message.get("content")
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
-            raise DataError(f'{key}[{i}]: "content" must be a string, got {type(content).__name__}')
+            raise DataError(f'{key}[{i}]: "content" must be a string or a list, got {type(content).__name__}')
         if message.get("weight", 1) not in (0, 1):
             raise DataError(f'{key}[{i}]: "weight" must be 0 or 1, got {message["weight"]!r}')
     return tuple(turns)
@@ -39,7 +39,7 @@ def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
     turns = value[key]
     turns = [turns] if isinstance(turns, dict) else turns
     if not isinstance(turns, list) or not turns:
-        raise DataError(f'"{key}" must be a list of turns, got {turns!r}')
+        raise DataError(f'"{key}" must be a non-empty list of turns, got {turns!r}')
     if all(isinstance(turn, dict) and "role" in turn for turn in turns):
         return (*_system(value), *messages(value, key))
     parsed = _system(value)
@@ -97,10 +97,12 @@ def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
     if not prompt or chosen[:shared][: len(prompt)] == prompt:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not prompt:
-        raise DataError('there is no prompt: no key "prompt", and chosen and rejected begin differently')
+        raise DataError(
+            'the record has no prompt: add "prompt", or begin "chosen" and "rejected" with the same messages'
+        )
     for key, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[0]["role"] != "assistant" or turns[-1]["role"] != "assistant":
-            raise DataError(f'"{key}" must go on with a message of the assistant, and end with one')
+            raise DataError(f'"{key}" must continue the prompt with an assistant message, and end with one')
     return prompt, chosen, rejected
 
 
@@ -137,7 +139,7 @@ def _calls(text: str, place: str) -> list[dict[str, Any]]:
     calls = calls if isinstance(calls, list) else [calls]
     for call in calls:
         if not isinstance(call, dict) or not {"name", "arguments"} <= call.keys():
-            raise DataError(f'{place}: a function_call has "name" and "arguments", got {call!r}')
+            raise DataError(f'{place}: a function_call needs "name" and "arguments", got {call!r}')
     return [{"type": "function", "function": call} for call in calls]
 
 

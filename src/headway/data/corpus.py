@@ -136,8 +136,8 @@ def _files(path: Path) -> list[Path]:
         raise DataError(f"{path}: no such file or folder{near_file(path)}")
     if (form := _FORMATTED.get(suffix(path))) is not None:
         raise DataError(
-            f"{path}: this is {form}, and its source would be read as text; convert it to .txt, or to .jsonl with a "
-            '"text" on each line, or rename it .txt where the source is what you mean'
+            f"{path}: this file is {form}, which is not read as text; convert it to .txt, or to .jsonl with a "
+            '"text" on each line; to use the markup itself as text, rename it to .txt'
         )
     return [path]
 

@@ -137,19 +137,19 @@ def prepare(name: str, files: Files, out: Path) -> int:
 
     Raises ConfigError for an unknown name, if files are needed and none are given, and if `out` exists; DataError for
     files of another format, and if they hold no record."""
-    check_known(name, DATASETS, "data: there is no set")
+    check_known(name, DATASETS, "data: there is no data set")
     entry = DATASETS[name]
     if entry.files and not files:
         raise ConfigError(
-            f"data {name}: is made of {entry.files}; give these files: {entry.source} ({entry.licence}; {entry.size})"
+            f"data {name}: pass the published files {entry.files}: {entry.source} ({entry.licence}; {entry.size})"
         )
     if out.exists():
-        raise ConfigError(f"data {name}: {out} is there already; remove it, or give another --out")
+        raise ConfigError(f"data {name}: {out} exists already; remove it, or choose another --out")
     pieces = entry.make(files)
     text = "".join(x if isinstance(x, str) else f"{json.dumps(x, ensure_ascii=False)}\n" for x in pieces)
     if not text.strip():
         raise DataError(
-            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {entry.files}"
+            f"data {name}: no records in {', '.join(map(str, files))}; expected {entry.files or 'text files'}"
         )
     atomic_write(out, text)
     return len(text.encode())

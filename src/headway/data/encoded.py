@@ -53,7 +53,7 @@ def shortened(text: Encoded, limit: int) -> Encoded:
     over = len(text.ids) - limit
     if over > sum(map(len, slots)):
         raise ConfigError(
-            f"the template alone has {len(text.ids) - sum(map(len, slots))} tokens, above {limit}"
+            f"the tokenizer's template takes {len(text.ids) - sum(map(len, slots))} tokens, above the limit of {limit}"
         )
     dropped: set[int] = set()
     for _ in range(over):
@@ -86,14 +86,14 @@ def pieces(
     room = limit - len(before) - len(after)
     if room < 1:
         raise ConfigError(
-            f"{len(before) + len(after)} tokens stand in every row of {limit} (those of the template, and of a "
-            "question), which leaves no room for text; use longer rows"
+            f"{len(before) + len(after)} tokens (of the template, and of a question) are repeated in every row of "
+            f"{limit} tokens, which leaves no room for text; use longer rows"
         )
     stride = room if stride is None else stride
     if stride > room:
         raise ConfigError(
-            f"stride {stride} leaves tokens between the windows unread, which hold {room} of the context; at most "
-            f"{room}"
+            f"stride {stride} skips tokens between the windows, each of which holds {room} tokens of the context; "
+            f"stride must be at most {room}"
         )
     # 10 tokens, room 4, stride 3: windows begin at 0, 3 and 6
     starts = range(0, len(chosen) - room + stride, stride)

@@ -39,8 +39,8 @@ def parse_address(text: str) -> Address:
     has_rows = match is not None and (match["split"] or (match["path"] or "").endswith(".parquet"))
     if match is None or not (match["split"] or match["path"]) or (match["column"] and not has_rows):
         raise DataError(
-            f"{text}: a file of the Hub is hf://OWNER/NAME[@REVISION]/PATH, rows hf://OWNER/NAME[/CONFIG]:SPLIT, "
-            "one column of them with #COLUMN"
+            f"{text}: not an address of Hub data; write hf://OWNER/NAME[@REVISION]/PATH for a file, "
+            "hf://OWNER/NAME[@REVISION][/CONFIG]:SPLIT for rows, and append #COLUMN for one column of rows"
         )
     return match
 
@@ -127,7 +127,9 @@ def _line(address: Address, row: dict[str, Any], number: int) -> str:
                 if column in row
                 else f"its columns are {sorted(row)}"
             )
-            raise DataError(f"{where}: #{column} must be a column of texts; {problem}")
+            raise DataError(f"{where}: #{column} must name a column of strings; {problem}")
         row = {"text": row[column]}
-    with as_error(DataError, f"{where}: take one column of texts, {address.string}#COLUMN", TypeError):
+    with as_error(
+        DataError, f"{where}: not JSON; choose a column of strings, {address.string}#COLUMN", TypeError
+    ):
         return json.dumps(row, ensure_ascii=False)

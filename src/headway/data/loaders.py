@@ -53,7 +53,7 @@ def english(files: Files) -> Iterator[str]:
     """Yields the texts of the files; without files, Python's own help texts (`pydoc_data.topics`)."""
     if files:
         return (f"{text_of(path)}\n" for path in files)
-    with as_error(DataError, "Python's own help texts are not here; give text files", ImportError):
+    with as_error(DataError, "Python's help texts are not installed; pass text files", ImportError):
         from pydoc_data.topics import topics
     return (f"{text}\n" for text in topics.values())
 
@@ -74,8 +74,9 @@ def listed(files: Files, keys: Sequence[str]) -> Iterator[str]:
     """Yields each file's JSON list of records, unchanged. Raises DataError if it is not one, or a record lacks a key of
     `keys`."""
     for path in files:
-        with as_error(DataError, str(path), *BROKEN):
-            records = json.loads(text_of(path))
+        text = text_of(path)
+        with as_error(DataError, f"{path}: not JSON", ValueError, RecursionError):
+            records = json.loads(text)
         records_fit = isinstance(records, list) and all(
             isinstance(record, dict) and {*keys} <= record.keys() for record in records
         )
@@ -90,7 +91,7 @@ def talks(files: Files) -> Iterator[Record]:
     message, only the longest is kept."""
     longest: dict[str, list[tuple[str, str]]] = {}
     for path in files:
-        with as_error(DataError, str(path), *BROKEN):
+        with as_error(DataError, f"{path}: not lines of JSON with input and output", *BROKEN):
             for row in (json.loads(line) for _, line in lines_of(path)):
                 _, *parts = TURN.split(f"{row['input']} {row['output']}")
                 turns = [
@@ -137,8 +138,8 @@ def triplets(parts: Sequence[str], length: int, seed: int = 0) -> Iterator[dict[
     long_chapters = [text for text in parts if len(text) >= 2 * length]
     if len(long_chapters) < 2:
         raise DataError(
-            f"triplets are made of two or more chapters of {2 * length} characters, and {len(long_chapters)} "
-            f"of {len(parts)} are as long; give more novels"
+            f"triplets need two or more chapters of at least {2 * length} characters, but only {len(long_chapters)} "
+            f"of {len(parts)} are that long; pass more novels"
         )
     for number, text in enumerate(long_chapters):
         cuts = [text[at : at + length] for at in range(0, len(text) - length + 1, length)]
@@ -201,14 +202,16 @@ def articles(files: Files) -> Iterator[Record]:
     labels."""
     if len(files) != 2:
         raise DataError(
-            f"hyperpartisan news are two files, of articles and of their labels; got {len(files)}"
+            f"hyperpartisan news needs two files, the articles and then their labels; got {len(files)}"
         )
     with as_error(DataError, " and ".join(map(str, files)), *BROKEN):
         texts, truth = (ElementTree.fromstring(text_of(path)) for path in files)
-    labels = {element.get("id"): element.get("hyperpartisan") for element in truth.iter("article")}
+    labels = {x.get("id"): x.get("hyperpartisan") for x in truth.iter("article") if x.get("hyperpartisan")}
     for article in texts.iter("article"):
         words = f"{article.get('title', '')} {' '.join(article.itertext())}".split()
-        yield {"text": " ".join(words), "label": str(labels[article.get("id")])}
+        with as_error(DataError, f"{files[1]}: no label (hyperpartisan) for the article of id", KeyError):
+            label = str(labels[article.get("id")])
+        yield {"text": " ".join(words), "label": label}
 
 
 def meetings(files: Files) -> Iterator[Record]:
@@ -216,7 +219,7 @@ def meetings(files: Files) -> Iterator[Record]:
     meeting per value. Raises DataError for a value of another form."""
     for path in files:
         for place, meeting in values(path):
-            with as_error(DataError, f"{place}: is not a meeting of QMSum", *BROKEN):
+            with as_error(DataError, f"{place}: not a meeting of QMSum", *BROKEN):
                 of_meeting = [*questions(meeting)]
             yield from of_meeting
 

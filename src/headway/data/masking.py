@@ -48,8 +48,8 @@ def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
         inside[ordinary] = [tokenizer.token(i).startswith(CONTINUED) for i in ordinary.tolist()]
         if not inside.any():
             raise ConfigError(
-                f"whole words are to be masked, but no token of this tokenizer ({size} tokens) says that it goes "
-                f"on with a word ({CONTINUED}..); mask tokens one by one (whole_words=no)"
+                f"whole_words needs a tokenizer whose tokens show where words begin, but none of these {size} tokens "
+                f"begins with {CONTINUED}; set whole_words=no"
             )
 
     def first_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -91,7 +91,7 @@ class Masking:
         """Returns the masking for a tokenizer. Raises DataError if it has no mask token, ConfigError for a share
         outside (0, 1), and as `word_begins` if `whole_words`."""
         if not 0.0 < share < 1.0:
-            raise ConfigError(f"masking: the share of tokens to be found lies between 0 and 1, got {share}")
+            raise ConfigError(f"masking: share must be above 0 and below 1, got {share}")
         mask = tokenizer.need("mask")
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         template = (*tokenizer.template.prefix, *tokenizer.template.suffix)

@@ -95,7 +95,7 @@ def read_lines(path: str | Path) -> list[str]:
     for where, line in lines(existing(local(path))):
         sentences.append(line.strip())
         if not sentences[-1]:
-            raise DataError(f"{where}: the line is empty; a sentence stands on each")
+            raise DataError(f"{where}: the line is empty; each line must hold a sentence")
     return sentences
 
 
@@ -104,7 +104,7 @@ def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise DataError(
-            f"{source} has {len(left)} lines and {target} {len(right)}: line i of one is to be the translation of "
+            f"{source} has {len(left)} lines, but {target} has {len(right)}; line i of one must be the translation of "
             "line i of the other"
         )
     return left, right
@@ -122,7 +122,7 @@ def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence
         longest = max(map(len, pair))
         if longest > context:
             raise DataError(
-                f"pair {i + 1} has {longest} tokens on one side, and context is {context}; raise it, or leave "
-                "the pair out"
+                f"pair {i + 1} has {longest} tokens on one side, more than context {context}; raise context, or "
+                "remove the pair"
             )
     return pairs

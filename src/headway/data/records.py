@@ -59,7 +59,7 @@ def _name(value: Any, key: str = "label") -> str:
         return "true" if value else "false"
     if isinstance(value, (str, int)) and value != "":
         return str(value)
-    raise DataError(f'"{key}" must be a string or a whole number, got {value!r}')
+    raise DataError(f'"{key}" must be a non-empty string, a whole number or a boolean, got {value!r}')
 
 
 def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
@@ -71,7 +71,9 @@ def _labelled(value: Value, text: str, pairs: Sequence[str]) -> Labelled:
 def _tagged(value: Value, words: str, tags: str) -> Tagged:
     tagged = Tagged(_names(value, words), _names(value, tags))
     if len(tagged.words) != len(tagged.tags) or not tagged.words:
-        raise DataError(f"{len(tagged.words)} words and {len(tagged.tags)} tags; each word has one")
+        raise DataError(
+            f"{len(tagged.words)} words and {len(tagged.tags)} tags; there must be one or more, as many tags as words"
+        )
     return tagged
 
 
@@ -93,7 +95,7 @@ def _question(value: Value) -> Question:
     if isinstance(raw, dict) and raw.keys() >= {"text", "answer_start"}:
         texts, starts = raw["text"], raw["answer_start"]
         if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
-            raise DataError('"answers" has lists "text" and "answer_start" of one length')
+            raise DataError('"answers" needs lists "text" and "answer_start" of equal length')
         raw = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=True)]
     if not isinstance(raw, list):
         raise DataError(f'"answers" must be a list, got {type(raw).__name__}')
@@ -103,15 +105,15 @@ def _question(value: Value) -> Question:
 
 def _answer(value: Any, context: str, place: str) -> Answer:
     text, start = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
-    if not isinstance(text, str) or type(start) is not int:
-        raise DataError(f'{place} needs a string "text" and a whole number "answer_start"; got {value!r}')
-    if start == NOWHERE and text:
-        return Answer(text, start)
-    if start < 0 or not text or not context.startswith(text, start):
-        actual = context[max(start, 0) : max(start, 0) + len(text)]
+    if not isinstance(text, str) or not text or type(start) is not int:
         raise DataError(
-            f"{place}: {text!r} does not stand at character {start} of the context; {actual!r} does"
+            f'{place} needs a non-empty string "text" and a whole number "answer_start"; got {value!r}'
         )
+    if start == NOWHERE:
+        return Answer(text, start)
+    if start < 0 or not context.startswith(text, start):
+        actual = context[max(start, 0) : max(start, 0) + len(text)]
+        raise DataError(f"{place}: {text!r} is not at character {start} of the context; {actual!r} is")
     return Answer(text, start)
 
 
@@ -191,7 +193,7 @@ def _labelled_lines(path: Path) -> Iterator[values.Value]:
         if not line:
             continue
         if not tab:
-            raise DataError(f"{where}: text TAB label is expected, and there is no TAB")
+            raise DataError(f"{where}: expected text TAB label, but the line has no TAB")
         yield where, {"text": text, "label": label}
 
 
@@ -221,7 +223,7 @@ def _unknown(
     names = " or ".join(kind.__name__ for kind in accepted)
     actual = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"
     return DataError(
-        f"{where}: this record is {actual}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: "
+        f"{where}: this record is {actual}, with the keys {sorted(value)}{hint}; expected {names}, with the keys: "
         f"{keys}"
     )
 

@@ -172,8 +172,8 @@ class MaskedRows(RowSource):
         self.prefix, self.suffix = np.asarray(prefix, np.int64), np.asarray(suffix, np.int64)
         if len(prefix) and file.document(0)[: len(prefix)].tolist() == [*prefix]:
             raise DataError(
-                f"{file.path}: its documents begin with {[*prefix]}, which the tokenizer's template puts there once "
-                "more; encode the text with bos=False, eos=False"
+                f"{file.path}: its documents begin with {[*prefix]}, which the tokenizer's template would add again; "
+                "encode the text with bos=False, eos=False"
             )
         begins = np.concatenate([[0], np.asarray(file.ends, np.int64)])
         first, parts = [0], []
@@ -244,5 +244,5 @@ def _check_length(length: int, around: int = 0) -> None:
         raise DataError(f"rows must have at least 1 token, got length {length}")
     if length <= around:
         raise DataError(
-            f"rows of {length} tokens have no room for text between the template's {around}; use longer rows"
+            f"rows of {length} tokens have no room for text beside the template's {around}; use longer rows"
         )

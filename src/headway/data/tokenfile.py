@@ -44,7 +44,7 @@ class TokenFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise DataError(
-                f"{path}: no such token file" + (" (a folder is there)" if self.path.is_dir() else "")
+                f"{path}: no such token file" + (" (it is a folder)" if self.path.is_dir() else "")
             )
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
@@ -86,7 +86,9 @@ class TokenFile:
     def document(self, i: int) -> NDArray[Any]:
         """Returns the ids of document i (a view of the memory map)."""
         if not 0 <= i < self.documents:
-            raise DataError(f"{self.path}: document {i} of {self.documents}")
+            raise DataError(
+                f"{self.path}: there is no document {i}; documents are numbered from 0 to {self.documents - 1}"
+            )
         begin = int(self.ends[i - 1]) if i else 0
         return self.tokens[begin : int(self.ends[i])]
 
@@ -110,7 +112,7 @@ class TokenFileWriter:
             raise DataError(f"token file: vocab must lie in 1..2**32, got {vocab}")
         self.path = Path(path)
         if self.path.is_dir():
-            raise DataError(f"{path}: a folder is there; a token file is one file")
+            raise DataError(f"{path}: this is a folder; a token file needs a file name")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.vocab, self.fingerprint = vocab, fingerprint
         self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")

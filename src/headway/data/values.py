@@ -14,6 +14,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -39,7 +40,7 @@ def values(path: str | Path) -> Iterator[Value]:
         seen = True
         yield value
     if not seen:
-        raise DataError(f"{file}: no record in it")
+        raise DataError(f"{file}: the file holds no record")
 
 
 def existing(path: str | Path) -> Path:
@@ -70,7 +71,7 @@ def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
     with (
-        as_error(DataError, f"{file}: a broken gzip file", gzip.BadGzipFile, EOFError),
+        as_error(DataError, f"{file}: a broken gzip file", gzip.BadGzipFile, EOFError, zlib.error),
         gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source,
     ):
         yield source
@@ -115,7 +116,7 @@ def _jsonl(file: Path) -> Iterator[Value]:
             continue
         if line.lstrip().startswith("["):
             raise DataError(
-                f"{where}: a JSON array; JSONL has one object per line, without [ ] and commas; rename an array .json"
+                f"{where}: the line begins a JSON array, but JSONL has one object per line; rename an array to .json"
             )
         yield where, _decoded(line, file, int(where.rpartition(":")[2]))
 
@@ -136,9 +137,7 @@ def _json(file: Path) -> Iterator[Value]:
     elif isinstance(value, list):
         yield from ((f"{file}: [{i}]", element) for i, element in enumerate(value))
     else:
-        raise DataError(
-            f'{file}: an array of objects, or SQuAD\'s object with "data" is expected, got {text.strip()[:20]!r}'
-        )
+        raise DataError(f"{file}: expected an object or an array of objects, got {text.strip()[:20]!r}")
 
 
 def _squad(articles: list[Any], file: str) -> Iterator[Value]:
@@ -160,7 +159,7 @@ def _squad(articles: list[Any], file: str) -> Iterator[Value]:
 def _list(value: Any, key: str, where: str) -> list[Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get(key), list):
         actual = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-        raise DataError(f'{where}: SQuAD has a list "{key}" here; there is {actual}')
+        raise DataError(f'{where}: SQuAD has a list "{key}" here, got {actual}')
     return list(value[key])
 
 
@@ -170,7 +169,7 @@ def _table(file: Path) -> Iterator[Value]:
     options: dict[str, Any] = {"strict": True} if quoted else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     reader = csv.reader(source, **options)
     try:
-        names = next(reader)
+        names = next(reader, [])
         begin = reader.line_num + 1
         for cells in reader:
             where, begin = f"{file}:{begin}", reader.line_num + 1
@@ -179,7 +178,7 @@ def _table(file: Path) -> Iterator[Value]:
             if cells:
                 yield where, dict(zip(names, cells, strict=True))
     except csv.Error as error:
-        raise DataError(f"{file}:{reader.line_num}: {error}") from None
+        raise DataError(f"{file}:{reader.line_num}: not {suffix(file)[1:].upper()}: {error}") from None
 
 
 def _conll(file: Path) -> Iterator[Value]:
@@ -206,7 +205,7 @@ def _decoded(text: str, file: Path, line: int = 1) -> Any:
             f"{file}:{line + error.lineno - 1}: not JSON: {reason} at column {error.colno}"
         ) from None
     except (ValueError, RecursionError) as error:  # numbers and nestings beyond Python's limits
-        raise DataError(f"{file}:{line}: JSON that Python does not read: {error}") from None
+        raise DataError(f"{file}:{line}: JSON beyond Python's limits: {error}") from None
 
 
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".conll": _conll}

@@ -51,8 +51,8 @@ def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
         name, dtype = next(iter(unusable.items()))
         raise CheckpointError(
             f"{path}: {len(unusable)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
-            f"({name} is {dtype_name(dtype)}): quantized weights are read where config.json has a quantization_config "
-            "that says how; get the unquantized checkpoint"
+            f"({name} is {dtype_name(dtype)}): quantized weights need a quantization_config in "
+            "config.json; add it, or use the unquantized checkpoint"
         )
 
 

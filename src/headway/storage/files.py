@@ -62,9 +62,7 @@ def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
-        raise CheckpointError(
-            f"cannot save the folder {path}: a file of that name is there; use another name"
-        )
+        raise CheckpointError(f"cannot save the folder {path}: a file of that name exists; use another name")
     temporary = _sibling(path)
     try:
         try:
@@ -197,5 +195,5 @@ def _lost(path: Path, error: OSError) -> str:
     where = f" ({error.filename})" if error.filename else ""
     return (
         f"could not save {path}: {error.strerror or error}{where}; "
-        "what was there before is still whole, unless all of the new data took its place"
+        "the previous content is intact, or already replaced by all of the new data"
     )

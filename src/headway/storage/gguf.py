@@ -133,7 +133,7 @@ class _Reader:
         for _ in range(keys):
             name = self.name("a key")
             if name in metadata:
-                self.damaged(f"the key {name} is there twice")
+                self.damaged(f"the key {name} occurs twice")
             metadata[name] = self.value(self.number("I", f"the kind of {name}"), name)
         table = [self.tensor() for _ in range(tensors)]
         return GGUF(self.path, metadata, self.placed(table, self.alignment(metadata)))
@@ -175,7 +175,7 @@ class _Reader:
             self.damaged(f"{name} is of kind {kind}, which is unknown")
         value: int | float = self.number(NUMBERS[kind], name)
         if kind == BOOL and value not in (0, 1):
-            self.damaged(f"{name} must be true or false (1 or 0), and is {value}")
+            self.damaged(f"{name} must be true or false (1 or 0), got {value}")
         return bool(value) if kind == BOOL else value
 
     def array(self, name: str) -> "array[Any] | list[str]":
@@ -229,10 +229,10 @@ class _Reader:
         next_offset = end = 0
         for name, shape, kind, offset in table:
             if name in tensors:
-                self.damaged(f"the tensor {name} is there twice")
+                self.damaged(f"the tensor {name} occurs twice")
             if offset != next_offset:
                 self.damaged(
-                    f"tensor {name} is at byte {offset:,} of the values, and should be at {next_offset:,}"
+                    f"tensor {name} is at byte {offset:,} of the values, but should be at {next_offset:,}"
                 )
             raw = (*shape[:-1], shape[-1] // kind.block * kind.nbytes // kind.dtype.itemsize)
             tensors[name] = Packed(raw, kind.dtype, self.path, begin + next_offset, type=kind, numbers=shape)

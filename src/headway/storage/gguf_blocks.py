@@ -72,10 +72,12 @@ def quantize(values: Tensor, kind: BlockType) -> Tensor:
     if kind.unpack is None:
         return values.to(kind.dtype)
     if kind.pack is None:
-        raise CheckpointError(f"{kind.name} is read, and not written; written are {', '.join(WRITTEN)}")
+        raise CheckpointError(
+            f"{kind.name} can be read but not written; writable types are {', '.join(WRITTEN)}"
+        )
     if values.shape[-1] % kind.block:
         raise CheckpointError(
-            f"rows of {values.shape[-1]} numbers are no multiple of the {kind.block} of a {kind.name} block"
+            f"rows of {values.shape[-1]} numbers cannot be split into {kind.name} blocks of {kind.block}"
         )
     if not values.isfinite().all():
         raise CheckpointError(f"a tensor holds an infinity or NaN, which {kind.name} cannot hold")
@@ -87,7 +89,9 @@ def codes(raw: Tensor, kind: BlockType) -> CodedMatrix:
 
     Its numbers are those of `dequantize`. Raises CheckpointError for any other type."""
     if kind.name not in CODED:
-        raise CheckpointError(f"{kind.name} has no codes that products take; {', '.join(CODED)} have")
+        raise CheckpointError(
+            f"{kind.name} has no integer codes for matrix products; types with codes are {', '.join(CODED)}"
+        )
     if kind.block == BLOCK:
         return from_blocks(raw, BITS[kind.name])
     return _small_codes(raw, 8 if kind.name == "Q8_0" else 4)
@@ -123,8 +127,8 @@ def blocks(matrix: CodedMatrix) -> Tensor:
     scale = matrix.scale.repeat_interleave(matrix.group // SMALL, 1)[:, : inputs // SMALL].half()
     if not scale.isfinite().all():
         raise CheckpointError(
-            f"a scale of {float(matrix.scale.abs().max()):.3g} is beyond {torch.finfo(torch.float16).max:.0f}, the "
-            "largest of a block: convert the model with dtype=torch.float32"
+            f"a scale of {float(matrix.scale.abs().max()):.3g} is above {torch.finfo(torch.float16).max:.0f}, the "
+            "largest that a block can store (float16); convert the model with dtype=torch.float32"
         )
     q = matrix.codes.reshape(-1, SMALL)
     q = q ^ 0x80 if matrix.bits == 8 else q[:, :16] | q[:, 16:] << 4

@@ -69,7 +69,7 @@ def _read(path: Path, kind: type) -> Any:
         size = file.seek(0, 2)
         if size > LONGEST_JSON:
             raise CheckpointError(
-                f"{path} has {size:,} bytes, and at most {LONGEST_JSON:,} are read as JSON: is it another file?"
+                f"{path} has {size:,} bytes, above the limit of {LONGEST_JSON:,} for a JSON file"
             )
         file.seek(0)
         raw = file.read()
@@ -153,7 +153,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"the key {twice[:80]!r} is there twice")
+        raise ValueError(f"the key {twice[:80]!r} occurs twice")
     return value
 
 

@@ -78,7 +78,7 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         refuse_impostor(path, head, "a safetensors file")
         length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
         if head[8:9] == b"{" and length > LONGEST:
-            _damaged(path, f"it claims {length:,} bytes, and at most {LONGEST:,} are read")
+            _damaged(path, f"it claims {length:,} bytes, above the limit of {LONGEST:,}")
         if len(head) <= 8 or (head[8:9] == b"{" and length > size - 8):
             raise CheckpointError(f"{path} is truncated: {size:,} bytes end within its header; copy it again")
         if head[8:9] != b"{":
@@ -123,7 +123,9 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
     """Raises CheckpointError for a name that is too long or not printable, and for an impossible shape."""
     if not name.isprintable() or len(name) > LONGEST_NAME:
-        fault = f"there is a tensor named {name[:80]!r}, {len(name):,} characters that cannot all be printed"
+        fault = (
+            f"the tensor name {name[:80]!r} ({len(name):,} characters) is unprintable or over {LONGEST_NAME}"
+        )
     elif len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
         fault = f"tensor {name} has {len(shape)} axes of {str(shape)[:80]}: no tensor is that large"
     else:
@@ -133,7 +135,7 @@ def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
 
 def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(entry)[:80]}")
+        _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, got {str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     for key, numbers in (("shape", shape), ("data_offsets", offsets)):
         valid = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
@@ -169,7 +171,7 @@ def write_safetensors(
         form = forms[name]
         if form.dtype not in names:
             raise CheckpointError(
-                f"tensor {name} has dtype {form.dtype}, which safetensors files do not hold"
+                f"tensor {name} has dtype {form.dtype}, which safetensors files cannot store"
             )
         end = begin + form.nbytes
         header[name] = {"dtype": names[form.dtype], "shape": list(form.shape), "data_offsets": [begin, end]}

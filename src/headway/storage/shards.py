@@ -117,7 +117,7 @@ def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
                 entry.dtype != b.entry.dtype for b in tensor_boxes[:1]
             ):
                 raise CheckpointError(
-                    f"{file} and {tensor_boxes[0].entry.file.name} disagree on the form of {name}"
+                    f"{file} and {tensor_boxes[0].entry.file.name} disagree on the shape or dtype of {name}"
                 )
             tensor_boxes.append(Box(at, entry))
     return {name: _whole(name, shapes[name], tensor_boxes) for name, tensor_boxes in boxes.items()}
@@ -127,7 +127,7 @@ def _info(
     file: Path, metadata: Mapping[str, str], entries: Mapping[str, Entry]
 ) -> dict[str, tuple[Place, Place]]:
     """Returns for each tensor in a shard the offset of its box and the shape of the whole."""
-    fault = f"{file} is no shard: its header does not say where its tensors belong"
+    fault = f"{file} is not a shard: its header has no valid {INFO}"
     with as_error(CheckpointError, fault, ValueError, KeyError, TypeError):
         listed = parse_json(metadata.get(INFO, "").encode())
         places = {name: (tuple(listed[name][AT]), tuple(listed[name]["shape"])) for name in entries}
@@ -138,7 +138,9 @@ def _info(
             for a, n, size in zip(at, shape, sizes, strict=True)
         )
         if not fits:
-            raise CheckpointError(f"{file} is damaged: {name} has a box of {sizes} at {at} of {shape}")
+            raise CheckpointError(
+                f"{file} is damaged: the box of {name}, {sizes} at {at}, does not fit into {shape}"
+            )
     return places
 
 

@@ -131,7 +131,7 @@ def write_tensors(
     """Writes into a folder that is being filled (see `atomic_folder`): one file, or shards of at most `shard_bytes`
     each and their index. A tensor larger than `shard_bytes` gets a shard of its own. The names keep their order."""
     if shard_bytes <= 0:
-        raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
+        raise CheckpointError(f"shard_bytes must be a positive number of bytes, got {shard_bytes}")
     shards: list[list[str]] = [[]]
     bytes_left = shard_bytes
     for name, form in lazy(tensors).forms.items():
@@ -171,9 +171,7 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
     if pickled:
         raise pickle_refused(pickled[0])
     if broken := [name for name in (SINGLE, INDEX) if (folder / name).is_symlink()]:
-        raise CheckpointError(
-            f"{folder / broken[0]} is a link to a file that is not there; download it again"
-        )
+        raise CheckpointError(f"{folder / broken[0]} is a broken link; download the file again")
     shards = sorted(p.name for p in folder.glob("model-*-of-*.safetensors"))
     if shards:
         raise CheckpointError(

@@ -81,8 +81,8 @@ def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
             return style
     known = ", ".join(sorted(kind for style in STYLES for kind in style.kinds))
     raise DataError(
-        f"{path}: the rules by which vocab.json and merges.txt of kind {kind!r} split text are unknown (known: {known})"
-        "; the tokenizer.json of the same model is supported: put it into the folder"
+        f"{path}: vocab.json with merges.txt of kind {kind!r} is not supported (supported kinds: {known}); "
+        "put the tokenizer.json of the same model into the folder"
     )
 
 
@@ -96,7 +96,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     owner: dict[int, str] = {}
     for piece, i in pieces.items():
         if i in owner:
-            raise DataError(f"{path}: the id {i} is there twice, for {owner[i]!r} and {piece!r}")
+            raise DataError(f"{path}: two pieces have the id {i}, {owner[i]!r} and {piece!r}")
         owner[i] = piece
     return pieces
 
@@ -112,13 +112,13 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
         pair = tuple(line.split(" "))
         if len(pair) != 2:
             raise DataError(
-                f"{path}: line {number}: two pieces with a space between are expected, got {short(line)}"
+                f"{path}: line {number}: expected two pieces separated by a space, got {short(line)}"
             )
         for piece in (*pair, "".join(pair)):
             if piece not in vocabulary:
                 raise DataError(
                     f"{path}: line {number} merges {short(pair[0])} and {short(pair[1])}, but {short(piece)} is not in "
-                    "vocab.json: the two files are not of one tokenizer"
+                    "the vocabulary: the two files belong to different tokenizers"
                 )
         merges.append((pair[0], pair[1]))
     return merges
@@ -137,7 +137,7 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
     """Returns the `tokenizers` form of a vocabulary and its merges, and its special tokens by role."""
     merges = merges_of(file)
     if not merges.is_file():
-        raise DataError(f"{file}: {merges.name}, with the rules that make its pieces, is not in the folder")
+        raise DataError(f"{file}: {merges.name}, with the BPE merges, is missing from the folder")
     vocabulary = read_vocabulary(file)
     style = style_of(kind, vocabulary, file)
     backend = Backend(models.BPE(vocabulary, read_merges(merges, vocabulary)))
@@ -171,16 +171,18 @@ def read_ranks(path: Path) -> list[bytes]:
             word, rank = line.split()
             token = base64.b64decode(word, validate=True)
             if int(rank) != len(ranks) or not token:
-                raise ValueError(f"rank {len(ranks)} is expected")
+                raise ValueError(f"expected rank {len(ranks)}")
         except (ValueError, binascii.Error) as error:
-            raise DataError(f"{path}: line {number}: not tiktoken's form, base64 and rank: {error}") from None
+            raise DataError(
+                f"{path}: line {number}: not tiktoken's format (base64 and rank): {error}"
+            ) from None
         ranks.append(token)
     if len(set(ranks)) != len(ranks):
         raise DataError(f"{path}: the same token has two ranks")
     missing = set(range(256)) - {t[0] for t in ranks if len(t) == 1}
     if missing:
         raise DataError(
-            f"{path}: {len(missing)} of the 256 bytes have no rank; the file is cut short or another kind"
+            f"{path}: {len(missing)} of the 256 bytes have no rank; the file is truncated or of another kind"
         )
     return ranks
 

@@ -16,7 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, as_error, did_you_mean
 
 Message = Mapping[str, Any]
 MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
@@ -76,7 +76,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except RecursionError:
-            raise DataError("chat template: it is nested too deep") from None
+            raise DataError("chat template: nested too deeply") from None
         except TemplateError as error:
             raise DataError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
@@ -87,11 +87,12 @@ class ChatTemplate:
             return ChatTemplate((_FOLDER / f"{source}.jinja").read_text(encoding="utf-8"), str(source))
         if "{{" in str(source) or "{%" in str(source):
             return ChatTemplate(str(source))
-        if Path(source).is_file():
-            return ChatTemplate(Path(source).read_text(encoding="utf-8"), str(source))
+        with as_error(DataError, f"chat template {str(source)[:80]}", OSError, UnicodeDecodeError):
+            if Path(source).is_file():
+                return ChatTemplate(Path(source).read_text(encoding="utf-8"), str(source))
         raise DataError(
-            f"{source}: no chat template of that name{did_you_mean(str(source), BUILT_IN)}, no file, and no Jinja; "
-            f"there are {', '.join(BUILT_IN)}"
+            f"{source}: neither a built-in chat template{did_you_mean(str(source), BUILT_IN)}, nor a file or "
+            f"Jinja; built in are {', '.join(BUILT_IN)}"
         )
 
     def render(
@@ -115,14 +116,16 @@ class ChatTemplate:
                 total += len(piece)
                 if total > MOST_CHARACTERS or monotonic() > until:
                     raise _TooLong(
-                        f"chat template: it wrote {total:,} characters, of {len(messages)} messages, and may write at "
-                        f"most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; give it less"
+                        f"chat template: stopped after {total:,} characters for {len(messages)} messages; it may "
+                        f"write at most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; pass fewer or shorter messages"
                     )
             return "".join(pieces)
         except TemplateError as error:
             raise DataError(f"chat template: {error}") from None
-        except (TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"chat template: it failed on these messages: {error}") from None
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"chat template: failed on these messages: {error}") from None
 
     def pieces(
         self,
@@ -149,7 +152,7 @@ class ChatTemplate:
             text = rendered(messages, add_generation_prompt=add_generation_prompt, **self._marks)
             pieces = self._any_mark.split(text)
             if self._any_mark.findall(text) != [*self._marks.values()] * (len(pieces) // 2):
-                raise self._refused("its generation marks are within each other")
+                raise self._refused("its {% generation %} marks are nested")
             return _joined(pieces)
         whole = rendered(messages, add_generation_prompt=add_generation_prompt)
         try:
@@ -169,8 +172,8 @@ class ChatTemplate:
                 after = rendered(messages[: i + 1], add_generation_prompt=False)
                 if not (whole.startswith(after) and after.startswith(before) and len(before) >= at):
                     raise self._refused(
-                        f"what it writes for messages up to {i} does not begin what it writes for all "
-                        f"{len(messages)}, so that nothing says which tokens are answers"
+                        f"its text for messages 0 to {i} is not the beginning of its text for all {len(messages)}, "
+                        "so that the answers cannot be located"
                     )
                 pieces += [whole[at : len(before)], whole[len(before) : len(after)]]
                 at = len(after)

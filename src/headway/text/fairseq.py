@@ -81,7 +81,7 @@ def _numbered(spec: Pieces, how: Numbering, file: Path) -> Pieces:
     if "<unk>" not in names or spec.pieces[: how.first].count("<unk>") != how.before.count("<unk>"):
         raise DataError(
             f"{file}: its first {how.first} pieces are {', '.join(map(repr, spec.pieces[: how.first]))}, which are not "
-            "those of a model of this kind; tokenizer_class in tokenizer_config.json says which it is"
+            "those of a tokenizer of this kind; check tokenizer_class in tokenizer_config.json"
         )
     scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in kept), *(0.0 for _ in how.behind)]
     kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in kept), *map(_kind, how.behind)]
@@ -94,7 +94,7 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
     source = file.with_name("vocab.json")
     if not source.is_file():
         raise DataError(
-            f"{file}: an M2M100 tokenizer has the ids of its pieces in vocab.json, which is not there"
+            f"{file}: vocab.json, with the ids of an M2M100 tokenizer, is missing from the folder"
         )
     vocabulary = bytelevel.read_vocabulary(source)
     need_tokens(bytelevel.ROBERTA, ("eos", "unk"), vocabulary, source)
@@ -112,7 +112,7 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
         )
     codes = config.get("language_codes", "m2m100")
     tables = {"m2m100": M2M100, "wmt21": WMT21}
-    check_known(codes, tables, f"{file}: tokenizer_config.json has no known language_codes", error=DataError)
+    check_known(codes, tables, f"{file}: tokenizer_config.json has unknown language_codes", error=DataError)
     rows = [known[name] if name not in FAIRSEQ and name in known else (LOWEST, UNUSED) for name in names]
     kinds = [_kind(name) if name in FAIRSEQ else kind for name, (_, kind) in zip(names, rows, strict=True)]
     languages = [f"__{code}__" for code in tables[codes]]

@@ -48,7 +48,7 @@ def find(path: Path) -> Found:
     """Returns the file with the vocabulary of a folder (or `path` itself if it is a file), its `tokenizers` form, and
     further arguments of `Tokenizer`, taken also from the other files of the folder."""
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; a tokenizer was to be read from it")
+        raise DataError(f"{path}: no such file or folder; expected a tokenizer")
     if path.is_file():
         return _read(path, path.parent)
     file = first_file(path)
@@ -57,10 +57,12 @@ def find(path: Path) -> Found:
     names = ", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"
     if (path / "source.spm").is_file():
         raise DataError(
-            f"{path}: a translator's tokenizer of two sides (source.spm, target.spm, vocab.json); read it with "
+            f"{path}: this is a Marian tokenizer (source.spm, target.spm, vocab.json); load it with "
             "headway.text.MarianTokenizer.load"
         )
-    raise DataError(f"{path}: no {', '.join(READERS)} in this folder (it holds: {names})")
+    raise DataError(
+        f"{path}: no tokenizer in this folder: expected one of {', '.join(READERS)}, found {names}"
+    )
 
 
 def first_file(folder: Path) -> Path | None:
@@ -141,7 +143,9 @@ def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
     unknown = backend.model.unk_token if isinstance(backend.model, (WordPiece, WordLevel)) else None
     if unknown is not None and backend.model.token_to_id(unknown) is None:
-        raise DataError(f"{file}: its unk_token {unknown[:80]!r} is not in its vocabulary: it is damaged")
+        raise DataError(
+            f"{file}: its unk_token {unknown[:80]!r} is not in its vocabulary: the file is damaged"
+        )
     return backend, {}
 
 
@@ -154,8 +158,8 @@ def _sentencepiece(file: Path, config: dict[str, Any], kind: str) -> tuple[Backe
         return fairseq.read(file, kind, config)
     if kind in SENTENCEPIECE_OTHERS or file.name == FAIRSEQ_FILE:
         raise DataError(
-            f"{file}: a SentencePiece model of kind {kind!r}, whose ids are not those of the file; the "
-            "tokenizer.json of the same model is supported: put it into the folder"
+            f"{file}: a SentencePiece model of kind {kind!r} is not supported, because its ids differ from those of "
+            "the file; put the tokenizer.json of the same model into the folder"
         )
     spec = sentencepiece.read_model(file)
     sentinels = config.get("extra_ids", 100) if kind in T5 else 0
@@ -195,8 +199,8 @@ def _add_declared(
         add([AddedToken(name, **flags)])
         if backend.token_to_id(name) != i:
             raise DataError(
-                f"{file}: the folder puts the added token {name!r} at id {i}, but it falls on "
-                f"{backend.token_to_id(name)}: the vocabulary is not the one that it was added to"
+                f"{file}: the added token {name!r} must have id {i}, but gets {backend.token_to_id(name)} with this "
+                "vocabulary: it was added to another one"
             )
     named = declared.get("additional_special_tokens") or declared.get("extra_special_tokens") or []
     for token in named if isinstance(named, list) else []:

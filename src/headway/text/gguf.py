@@ -46,13 +46,19 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
     Raises DataError, naming the key, for an unknown kind or rule, and for lists that do not fit together."""
     kind = metadata.get(MODEL)
     if not has_tokenizer(metadata):
-        raise DataError(f"{file}: this file has no tokenizer ({MODEL} is {kind!r}); give one from elsewhere")
+        raise DataError(f"{file}: the file holds no tokenizer ({MODEL} is {kind!r}); use another tokenizer")
     readers = {
         **dict.fromkeys((PIECES, UNIGRAMS, MERGED), _read_pieces),
         BYTE_LEVEL: _read_byte_level,
         WORDS: _read_words,
     }
-    check_known(str(kind)[:80], readers, f"{file}: {MODEL} is none that is supported:", error=DataError)
+    check_known(
+        str(kind)[:80],
+        readers,
+        f"{file}: {MODEL} has the unsupported value",
+        are="supported are",
+        error=DataError,
+    )
     tokens, kinds = _tokens(metadata)
     ids = {
         role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()
@@ -174,10 +180,12 @@ def _read_byte_level(
 ) -> tuple[Backend, bool]:
     if (name := metadata.get(f"{GGML}pre")) is None:
         raise DataError(
-            f"{GGML}pre is not in this file, which was converted before files named their rule to split text; convert "
-            "the model again, or give its tokenizer from elsewhere"
+            f"{GGML}pre, the name of the pre-tokenizer, is missing, because the file was made by an old converter; "
+            "convert the model again, or use the tokenizer of the original model"
         )
-    check_known(str(name)[:80], RULES, f"{GGML}pre is no known rule to split text by:", error=DataError)
+    check_known(
+        str(name)[:80], RULES, f"{GGML}pre has the unsupported value", are="supported are", error=DataError
+    )
     rule = RULES[str(name)]
     tokens_by_id = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
     added = [i for i in tokens_by_id if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]
@@ -187,7 +195,7 @@ def _read_byte_level(
     pairs = pairs_of(metadata.get(f"{GGML}merges", ()))
     if wrong_pair := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)}), None):
         raise DataError(
-            f"{GGML}merges has {' '.join(wrong_pair)[:80]!r}, and its parts and what it makes are not all tokens"
+            f"{GGML}merges has {' '.join(wrong_pair)[:80]!r}, of which a part or the result is not a token"
         )
     backend = Backend(models.BPE(vocab, pairs, ignore_merges=rule.whole))
     put_rule(backend, rule)
@@ -205,6 +213,6 @@ def pairs_of(merges: Iterable[Any]) -> list[tuple[str, str]]:
     for merge in merges:
         left, *rights = merge.split(" ") if isinstance(merge, str) else merge
         if len(rights) != 1:
-            raise DataError(f"a merge is two tokens with a space between, and one is {str(merge)[:80]!r}")
+            raise DataError(f"a merge must be two tokens separated by a space, got {str(merge)[:80]!r}")
         pairs.append((left, rights[0]))
     return pairs

@@ -34,11 +34,11 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
     byte_level = [step["type"] for step in steps_of(backend.decoder)] == ["ByteLevel"]
     model = json.loads(backend.to_str())["model"]
     if model["type"] != "BPE":
-        raise DataError(f"GGUF holds tokenizers of BPE, and this is {model['type']}")
+        raise DataError(f"GGUF can store BPE tokenizers only; this tokenizer is of type {model['type']}")
     ends = {"bos": vocabulary.bos, "eos": vocabulary.eos}
     if template.prefix not in ((), (vocabulary.bos,)) or template.suffix not in ((), (vocabulary.eos,)):
         raise DataError(
-            "this tokenizer's template adds other tokens than BOS and EOS, for which GGUF has no key"
+            "GGUF cannot store this tokenizer's template, which adds tokens other than BOS and EOS"
         )
     tokens, kinds = _listed(vocabulary, rows, byte_level)
     merges = pairs_of(model["merges"])
@@ -64,7 +64,7 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
     original, reread = _essence(backend), _essence(read(metadata, Path("the file"))[0])
     if lost := [part for part in original if original[part] != reread[part]]:
         raise DataError(
-            f"GGUF cannot express this tokenizer's {', '.join(lost)}: give another file of the same tokenizer, such as "
+            f"GGUF cannot express this tokenizer's {', '.join(lost)}: pass another file of the same tokenizer, such as "
             "SentencePiece's (--tokenizer FOLDER/tokenizer.model), or convert a copy of the folder without a tokenizer"
         )
     return metadata
@@ -112,9 +112,7 @@ def _rule_of(backend: Backend) -> str:
         steps, known = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
         if whole == rule.whole and [*map(_flat, steps)] == [*map(_flat, known)]:
             return name
-    raise DataError(
-        f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}"
-    )
+    raise DataError(f"this tokenizer's pre-tokenizer has no known name in GGUF; known are {', '.join(RULES)}")
 
 
 def _flat(component: Any) -> list[dict[str, Any]]:

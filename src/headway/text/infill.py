@@ -35,7 +35,9 @@ def infill(
     form = next((form for form in FORMS if vocabulary.keys() >= {*form} - {BEFORE, BEHIND}), None)
     if form is None:
         names = ", ".join(form[0] for form in FORMS)
-        raise DataError(f"this vocabulary has no tokens for filling a gap ({names}); give no text behind it")
+        raise DataError(
+            f"fill-in-the-middle: the vocabulary has none of the tokens {names}; leave out the suffix"
+        )
     ids = tokenizer.encode("", eos=False)
     for name, text in files:
         is_marked = FILE in vocabulary

@@ -71,8 +71,8 @@ def check_pair(languages: Mapping[str, int], config: Mapping[str, Any]) -> tuple
     for key, side in zip(KEYS, ("source", "target"), strict=True):
         if config.get(key) is None:
             raise DataError(
-                f"this model translates between {len(languages)} languages ({names}), and the {side} language is not "
-                f"said: give {side}_language (--{side}-language), or write {key} into tokenizer_config.json"
+                f"this model translates between {len(languages)} languages ({names}), but the {side} language is not "
+                f"set: pass {side}_language (--{side}-language), or set {key} in tokenizer_config.json"
             )
         check_known(config[key], languages, f"this tokenizer has no {side} language", error=DataError)
     return str(config[KEYS[0]]), str(config[KEYS[1]])

@@ -60,7 +60,7 @@ class MarianTokenizer:
         """Loads a tokenizer from a folder with `source.spm`, `target.spm` and `vocab.json`."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; a Marian tokenizer was to be read from it")
+            raise DataError(f"{folder}: no such folder; expected a Marian tokenizer")
         config = read_config(folder / "tokenizer_config.json")
         target_file = "target_vocab.json" if config.get("separate_vocabs") else "vocab.json"
         for name in ("source.spm", "target.spm", "vocab.json", target_file):

@@ -58,8 +58,8 @@ def chat_segments(
     if any(messages[i].get("weight") == 0 for i in replies):
         if answers != len(replies):
             raise DataError(
-                f"a message has weight 0, and the chat template marks {answers} answers for {len(replies)} messages of "
-                "the assistant, so that nothing says which is meant"
+                f"a message has weight 0, but the chat template marks {answers} answers for {len(replies)} assistant "
+                "messages, so that they cannot be matched; use a template that marks each message"
             )
         trained = [messages[i].get("weight") != 0 for i in replies]
     if train_on == "last":
@@ -103,8 +103,8 @@ def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int
     names = ", ".join(sorted(repr(tokenizer.token(i)) for i in stop)) or "none"
     last = f"ends with {tokenizer.token(ids[-1])!r}" if ids else "is empty"
     raise DataError(
-        f"an answer {last}, where generation would not stop (stop tokens: {names}); use a template that writes one of "
-        "them at the end of an answer, or name the token that it writes as stop"
+        f"an answer {last}, at which generation would not stop (stop tokens: {names}); use a template that ends "
+        "answers with one of them, or set stop to the token that it writes"
     )
 
 

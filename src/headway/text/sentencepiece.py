@@ -90,7 +90,7 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
                 "damaged, or cut short"
             )
     if not all(map(isfinite, scores)):
-        raise DataError(f"{path}: a SentencePiece model with a score that is no number: it is damaged")
+        raise DataError(f"{path}: the SentencePiece model has a score that is not finite: it is damaged")
     return Pieces(
         pieces, scores, kinds, model, unk,
         bos if bos >= 0 else None, eos if eos >= 0 else None,

@@ -167,14 +167,14 @@ class Tokenizer(Vocabulary):
                 if not isinstance(text, str):
                     raise DataError(f"text {i} must be a str, got {type(text).__name__}")
             if len(group) not in (1, 2):
-                raise DataError(f"text {i} must be a str, or a pair of them, got {len(group)}")
+                raise DataError(f"text {i} must be a str, or a pair of them, got a tuple of {len(group)}")
         backend = self.backend if special else self._plain
         batch = backend.encode_batch if offsets else backend.encode_batch_fast
         flat = [text for group in pairs for text in group]
         try:
             encodings = iter(batch(flat, add_special_tokens=False))
         except (UnicodeEncodeError, TypeError) as error:
-            for i, text in enumerate(flat):
+            for i, text in ((i, text) for i, group in enumerate(pairs) for text in group):
                 if bad := _SURROGATE.search(text):
                     at = f"U+{ord(bad[0]):04X} at character {bad.start()}"
                     raise DataError(
@@ -201,8 +201,8 @@ class Tokenizer(Vocabulary):
         """
         if continue_final_message and add_generation_prompt:
             raise DataError(
-                "chat: either an answer follows (add_generation_prompt), or the last message goes on "
-                "(continue_final_message); leave one out"
+                "chat: add_generation_prompt (an answer follows) and continue_final_message (the last message goes on) "
+                "exclude each other; leave one out"
             )
         answers = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         end = secrets.token_hex(8) if continue_final_message else ""
@@ -216,7 +216,7 @@ class Tokenizer(Vocabulary):
         if end:
             before = [*takewhile(lambda piece: end not in piece, pieces)]
             if len(before) == len(pieces):
-                raise DataError("chat template: it does not write the last message, which cannot go on")
+                raise DataError("chat template: the last message is not in its text, and cannot be continued")
             pieces = [*before, pieces[len(before)].partition(end)[0]]
         return [i for ids in self.encode_pieces(pieces, goes_on=answers or bool(end)) for i in ids]
 
@@ -233,7 +233,7 @@ class Tokenizer(Vocabulary):
         if self.chat_template is None:
             raise DataError(
                 "this tokenizer has no chat template (neither chat_template.jinja nor chat_template in "
-                "tokenizer_config.json): give a prompt instead of messages, or add a template"
+                "tokenizer_config.json): pass a prompt instead of messages, or add a template"
             )
         check_messages(messages)
         names = {"bos_token": self.bos, "eos_token": self.eos}

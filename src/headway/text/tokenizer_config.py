@@ -103,8 +103,8 @@ def need_tokens(
     for role in roles:
         if names[role] not in pieces:
             raise DataError(
-                f"{file}: the {role} token {str(names[role])[:80]!r} is not among its {len(pieces)} pieces; its name "
-                "is that of tokenizer_config.json, if it has one"
+                f"{file}: the {role} token {str(names[role])[:80]!r} is not among its {len(pieces)} pieces; "
+                f"check {role}_token in tokenizer_config.json"
             )
     return [pieces[str(names[role])] for role in roles]
 
@@ -158,7 +158,7 @@ def decoded(file: Path) -> str:
     """Returns a file's text. Raises DataError for text that is not UTF-8, and for a file longer than `LONGEST`."""
     size = file.stat().st_size
     if size > LONGEST:
-        raise DataError(f"{file} has {size:,} bytes, and at most {LONGEST:,} are read: is it another file?")
+        raise DataError(f"{file} has {size:,} bytes, above the limit of {LONGEST:,} for a text file")
     raw = file.read_bytes()
     reading.refuse_impostor(file, raw[:512], "text")
     try:
@@ -178,7 +178,7 @@ def naming(file: Path) -> Iterator[None]:
             raise
         except Exception as error:
             first = str(error).split("\n")[0][:300] or type(error).__name__
-            raise DataError(f"the tokenizers library refuses it: {first}") from error
+            raise DataError(f"the tokenizers library rejects it: {first}") from error
 
 
 def short(value: Any) -> str:

@@ -35,14 +35,14 @@ class Vocabulary:
         """
         largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= LARGEST_ID:
-            raise DataError(f"there is a token of id {largest:,}, and ids are below {LARGEST_ID:,}")
+            raise DataError(f"a token has the id {largest:,}; ids must be below {LARGEST_ID:,}")
         for role in special:
             check_known(role, ROLES, "no special token is called", error=DataError)
         named = [i for i in (bos, eos, *special.values()) if i is not None]
         unknown = [i for i in named if backend.id_to_token(i) is None]
         if unknown:
             raise DataError(
-                f"special token id {unknown[0]} is not in the vocabulary of {backend.get_vocab_size()}"
+                f"special token id {unknown[0]} is not in the vocabulary of {backend.get_vocab_size()} tokens"
             )
         controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         add_controls(
@@ -77,9 +77,7 @@ class Vocabulary:
         token: int | None = getattr(self, role)
         if token is None:
             has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
-            raise DataError(
-                f"this tokenizer has no {role} token (it has {has}); it is not made for that task"
-            )
+            raise DataError(f"this tokenizer has no {role} token (it has {has}); use a tokenizer with one")
         return token
 
     @cached_property

@@ -45,15 +45,13 @@ def normalizer(
     capital letters; without one for accents, they are stripped if text is lower-cased. Each Chinese character is a word
     of its own unless the config says otherwise. Raises DataError for unsupported settings and vocabularies."""
     if config.get("do_basic_tokenize") is False:
-        raise DataError(
-            f"{path}: do_basic_tokenize is false; text that is not cut into words is not supported"
-        )
+        raise DataError(f"{path}: do_basic_tokenize=false (text is not split into words) is not supported")
     words = [piece for piece in vocabulary if len(re.findall(HAN, piece)) > 1]
     if words:
         raise DataError(
-            f"{path}: {len(words)} pieces are Chinese words, such as {words[0]!r}: RoFormer's and WoBERT's text is cut "
-            "into words by the frequencies of jieba's dictionary, which this file does not hold, and cut into "
-            "characters those ids would never occur; train a vocabulary with headway.text.train_words"
+            f"{path}: {len(words)} pieces are Chinese words, such as {words[0]!r}: RoFormer's and WoBERT's "
+            "tokenizers split text by the word frequencies of jieba's dictionary, which this file does not hold; "
+            "train a tokenizer with headway.text.train_words"
         )
     capitals = any(
         re.search("[A-Z]", piece) for piece in vocabulary if not re.fullmatch(r"\[.*\]|<.*>", piece)
@@ -72,8 +70,8 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
     Raises DataError for a `kind` with other rules, and if a required special token is not a piece."""
     if kind in OTHERS:
         raise DataError(
-            f"{file}: a vocab.txt of kind {kind!r} is cut by rules other than BERT's; the tokenizer.json of the same "
-            "model is supported: put it into the folder"
+            f"{file}: a vocab.txt of kind {kind!r} is not supported, because its rules are not BERT's; put the "
+            "tokenizer.json of the same model into the folder"
         )
     vocabulary, names = read_vocabulary(file), token_names(config, NAMES)
     return build(vocabulary, names, config, file), names
