@@ -101,7 +101,7 @@ def test_copies_of_kv_heads_that_differ_are_named(tmp_path):
         read_pickled(folder, allow_pickle=True)
     put(folder, stored)  # without n_kv_heads it is n_heads
     with pytest.raises(
-        CheckpointError, match=r"4 parts of .*wk\.weight with 4 rows .* 8 kv heads .* n_kv_heads right"
+        CheckpointError, match=r"4 parts of .*wk\.weight with 4 rows .* 8 kv heads .* check n_kv_heads"
     ):
         read_pickled(folder, allow_pickle=True)
 
@@ -139,7 +139,7 @@ def odd_tensor(parts):
             r"consolidated\.01\.pth: .* torch\.bfloat16, but .* torch\.float32 in consolidated\.00",
         ),
         (lacks_one, r"hold different tensors: layers\.1\.feed_forward\.w2\.weight"),
-        (last_is_missing, r"parts of .* are \d+ wide together, but the norms say 32: parts are missing"),
+        (last_is_missing, r"parts of .* have width \d+ together, but the norms have 32: parts are missing"),
         (odd_tensor, r"no place for layers\.0\.attention\.wz\.weight"),
     ],
 )
