@@ -171,7 +171,7 @@ def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
         CheckpointError, match=r"the tensors do not give the number of heads; put a params\.json"
     ):
         read()
-    with pytest.raises(CheckpointError, match="n_heads 5 of params.json does not fit"):
+    with pytest.raises(CheckpointError, match=r"n_heads 5 of params\.json does not fit"):
         read(n_heads=5)
     with pytest.raises(CheckpointError, match="has n_layers 3, but the tensors have 2"):
         read(n_heads=3, n_layers=3)
