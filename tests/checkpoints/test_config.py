@@ -170,7 +170,7 @@ BAD = {
     ),
     "dynamic anchor": (
         rope(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16),
-        r"anchored at max_position_embeddings .64., but .* is 16",
+        r"scales from max_position_embeddings .64., but .* is 16",
     ),
     "linear original": (
         rope(type="linear", factor=2.0, original_max_position_embeddings=16),
