@@ -155,9 +155,12 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({CLS: True, MEAN: True}, f"pooling by {CLS} and {MEAN}"),
-        ({"pooling_mode_max_tokens": True}, "pooling by pooling_mode_max_tokens; supported is one of"),
-        ({}, "pooling by nothing"),
+        ({CLS: True, MEAN: True}, f"pooling mode {CLS} and {MEAN}"),
+        (
+            {"pooling_mode_max_tokens": True},
+            "pooling mode pooling_mode_max_tokens is unsupported; set exactly one of",
+        ),
+        ({}, "pooling mode nothing"),
     ],
 )
 def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_pa
             "{}",
             r"modules\.json must hold a JSON array, but holds a dict",
         ),
-        ("modules.json", '["Transformer"]', r"modules\.json: a list of steps is expected, each an object"),
+        ("modules.json", '["Transformer"]', r"modules\.json: must be a list of modules, each an object"),
         (
             "1_Pooling/config.json",
             '{"a": 1, "a": 2}',

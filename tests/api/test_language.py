@@ -151,16 +151,17 @@ def test_what_cannot_be_loaded(folder: Path, tmp_path: Path, monkeypatch: pytest
         headway.load(folder, task="casual-lm")
     with pytest.raises(ConfigError, match=r"there is no dtype 'flaot32' .did you mean \"float32\""):
         headway.load(folder, dtype="flaot32")
-    with pytest.raises(ConfigError, match="revision 'main' is for ids of the Hub"):
+    with pytest.raises(ConfigError, match="revision 'main' applies to Hub ids only"):
         headway.load(folder, revision="main")
     with pytest.raises(CheckpointError, match=r"smal: no such file or folder \(did you mean \"small\"\?\)"):
         headway.load(folder.parent / "smal")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="a file, not a folder"):
+    with pytest.raises(CheckpointError, match="is a file of unknown format"):
         headway.load(tmp_path / "file")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"owner/name: no such file or folder here, and as an id .*could not be fetched"
+        CheckpointError,
+        match=r"owner/name: no such local file or folder, and as a Hugging Face Hub id .*could not be downloaded",
     ):
         headway.load("owner/name")
     with pytest.raises(HeadwayError, match="backend"):

@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[Break, str]] = {
     "no config": (lambda folder, kind: (folder / "config.json").unlink(), r"has no config\.json"),
     "tied, different": (
         tensors_of(lambda stored, kind: tied(stored, kind, 1.0)),
-        r"are one tensor in this model, but differ: .*tie_word_embeddings",
+        r"are tied in config.json, but differ in the file: .*tie_word_embeddings",
     ),
     "untied": (
         config_of(tie_word_embeddings=False),

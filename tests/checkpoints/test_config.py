@@ -155,7 +155,7 @@ BAD = {
         {"rope_scaling": "yarn"},
         r"rope_scaling must be null or an object such as .*got 'yarn'",
     ),
-    "rope without type": (rope(factor=2.0), "has no rope_type"),
+    "rope without type": (rope(factor=2.0), "lacks rope_type"),
     "two types": (
         rope(type="yarn", rope_type="linear", factor=2.0),
         "type is .yarn. but rope_type is .linear.",
@@ -166,11 +166,11 @@ BAD = {
     ),
     "longrope length": (
         rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0] * 4, factor=2.0),
-        r"short_factor must list a number for each of 4 pairs of a head, got 1 numbers",
+        r"short_factor must list 4 numbers, one per rotated pair of dims, got 1 numbers",
     ),
     "dynamic anchor": (
         rope(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16),
-        r"anchored at max_position_embeddings .64., but .* is 16",
+        r"scales from max_position_embeddings .64., but .* is 16",
     ),
     "linear original": (
         rope(type="linear", factor=2.0, original_max_position_embeddings=16),
@@ -178,7 +178,7 @@ BAD = {
     ),
     "original without scaling": (
         {"original_max_position_embeddings": 16},
-        "is 16, but there is no rope scaling",
+        "is 16, but no rope scaling is set",
     ),
     **{
         f"original {number}": (
@@ -225,7 +225,7 @@ BAD_WINDOWS = {
     ),
     "sliding without window": (
         {"sliding_window": None, "layer_types": ["sliding_attention"] * 3},
-        "sliding_attention layers, but there is no window",
+        "sliding_attention layers, but no window is set",
     ),
     "sliding switched off": (
         {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},

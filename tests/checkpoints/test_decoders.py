@@ -178,7 +178,7 @@ def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("gpt2", {"resid_pdrop": 0.2}, "resid_pdrop 0.2, embd_pdrop 0.1: headway has one number for these"),
+        ("gpt2", {"resid_pdrop": 0.2}, "resid_pdrop 0.2, embd_pdrop 0.1: these must be equal"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"n_ctx": 64}, "n_ctx is 64, but the table of positions has n_positions 32"),
         ("gpt2", {"activation_function": "quick_gelu"}, "there is no activation 'quick_gelu'"),
@@ -191,8 +191,8 @@ def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
         ),
         ("falcon", {"alibi": True}, '"alibi" is True, which is unsupported'),
         ("falcon", {"hidden_dropout": 0.1}, "hidden_dropout"),
-        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "transformers fails on it"),
-        ("falcon", {"num_ln_in_parallel_attn": 2}, "transformers fails on it"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "transformers fails on these"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "transformers fails on these"),
         ("falcon", {"multi_query": False, "num_kv_heads": 2}, "needs new_decoder_architecture: true"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
         ("bloom", {"hidden_dropout": 0.1}, "hidden_dropout"),

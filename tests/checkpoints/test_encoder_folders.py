@@ -109,7 +109,7 @@ def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
     assert set(folder.unused) == {"qa_outputs.weight", "qa_outputs.bias"}
     with pytest.raises(CheckpointError, match=r"missing: cls\.predictions\.bias"):
         load_folder(tmp_path / "m", head=Head("masked-lm", dense="gelu"))
-    with pytest.raises(ConfigError, match="a decoder is needed here"):
+    with pytest.raises(ConfigError, match="a decoder is needed, but this model is"):
         load_model(tmp_path / "m")
 
 
@@ -121,10 +121,10 @@ def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
         ("bert", {"hidden_act": "gelu_13"}, "no activation 'gelu_13'"),
         ("bert", {"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction"),
         ("bert", {"hiden_size": 48}, 'did you mean "hidden_size"'),
-        ("roberta", {"pad_token_id": None}, "begin behind row"),
+        ("roberta", {"pad_token_id": None}, "begin after this row"),
         ("roberta", {"pad_token_id": 19}, "must be in 0..18; got 19"),
         ("roformer", {"rotary_value": "yes"}, "must be true or false"),
-        ("roformer", {"headway": {"family": "bert"}}, "not of model_type 'roformer'"),
+        ("roformer", {"headway": {"family": "bert"}}, "does not fit model_type 'roformer'"),
         ("modernbert", {"embedding_dropout": 0.1}, "embedding_dropout"),
     ],
 )

@@ -97,7 +97,7 @@ def test_every_format_is_opened_as_a_folder_is(tmp_path, capsys):
     assert "pairing adjacent (llama2c rotates adjacent pairs)" in capsys.readouterr().out
     assert run(["surgery", "window", str(tmp_path / "m.bin"), str(tmp_path / "n"), "--window", "4"]) == 0
     assert "format: llama2c -> hf" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match="is of format 'llama2c', and 'gguf' was asked for"):
+    with pytest.raises(CheckpointError, match="is of format 'llama2c', not 'gguf' as requested"):
         load_folder(tmp_path / "m.bin", frm="gguf")
     with pytest.raises(CheckpointError, match="unknown format 'onnx'"):
         load_folder(tmp_path / "m.bin", frm="onnx")
@@ -168,10 +168,10 @@ def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
         return dict(read_pickled(tmp_path / "m.pth", allow_pickle=True).state())
 
     with pytest.raises(
-        CheckpointError, match=r"heads is not in the tensors: put params\.json into its folder"
+        CheckpointError, match=r"the tensors do not give the number of heads; put a params\.json"
     ):
         read()
-    with pytest.raises(CheckpointError, match="5 heads do not fit"):
+    with pytest.raises(CheckpointError, match=r"n_heads 5 of params\.json does not fit"):
         read(n_heads=5)
     with pytest.raises(CheckpointError, match="has n_layers 3, but the tensors have 2"):
         read(n_heads=3, n_layers=3)

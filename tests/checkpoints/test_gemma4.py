@@ -48,11 +48,11 @@ def test_projections_of_keys_that_no_layer_reads_are_left_out(tmp_path: Path) ->
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "experts beside the feed-forward": ({"enable_moe_block": True}, "enable_moe_block"),
     "images that see both sides": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
-    "another vocab": ({"vocab_size_per_layer_input": 60}, "one vocab for both"),
-    "a last layer with a window": ({"layer_types": [FULL, SLIDING] * 2 + [SLIDING]}, "layer_types ends with"),
+    "another vocab": ({"vocab_size_per_layer_input": 60}, "must be equal"),
+    "a last layer with a window": ({"layer_types": [FULL, SLIDING] * 2 + [SLIDING]}, "layer_types must end with"),
     "no keys to share": ({"num_kv_shared_layers": 4, "layer_types": [SLIDING] * 4 + [FULL]}, "there is none"),
     "more than there are": ({"num_kv_shared_layers": 9}, "there is none"),
-    "keys of another size": ({"per_layer_config": {"2": {"head_dim": 10}}}, "there is none of its sizes"),
+    "keys of another size": ({"per_layer_config": {"2": {"head_dim": 10}}}, "there is none of the same sizes"),
     "another key by layer": ({"per_layer_config": {"2": {"sliding_window": 10}}}, "per_layer_config"),
     "a layer that is not there": ({"per_layer_config": {"7": {"head_dim": 10}}}, "per_layer_config"),
     "a share above 1": (

@@ -214,7 +214,7 @@ def test_the_tokenizer_s_own_end_is_the_first_of_those_that_end_a_text(tmp_path,
 
 def test_more_ends_of_a_text_than_gguf_has_keys_for_are_refused(tmp_path):
     spec, generation = SPECS["qwen2"], {"eos_token_id": [2, 7, 8, 9]}
-    with pytest.raises(CheckpointError, match=r"4 tokens end a text \(\[2, 7, 8, 9\]"):
+    with pytest.raises(CheckpointError, match=r"eos_token_id has 4 tokens \(\[2, 7, 8, 9\]"):
         write_model(tmp_path / FILE, spec, weights(spec), None, generation=generation)
 
 
@@ -247,7 +247,7 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
 
 def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):
     packed = {"model.layers.0.self_attn.q_proj.weight": Q8_0}
-    with pytest.raises(CheckpointError, match=r"blk.0.attn_qkv.weight is one matrix in GGUF, and its parts"):
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_qkv.weight is one matrix in GGUF, but its parts"):
         write_model(tmp_path / FILE, SPECS["phi3"], weights(SPECS["phi3"]), None, packed=packed)
 
 

@@ -54,7 +54,7 @@ TURNED = {
         ("llama", {**rotary("adjacent"), "activation": "gelu"}, "activation"),
         ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
         ("llama", rotary("halves"), "positions"),
-        ("opt", {"kv_heads": 4}, "has no architecture in GGUF"),
+        ("opt", {"kv_heads": 4}, "cannot be written as GGUF"),
         ("smollm3", {"layers": 4, **rotary("adjacent")}, "positions"),
         ("cohere", {"tied": False}, "tied"),
         ("cohere2", {"layers": 4, "patterns": Causal(), **rotary("adjacent")}, "positions"),

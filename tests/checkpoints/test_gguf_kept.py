@@ -120,7 +120,7 @@ def test_types_without_codes_are_numbers_and_the_others_stay(tmp_path: Path) -> 
     assert (kinds["lm_head"], kinds["model.embed_tokens"]) == ("int8", "plain")
     assert [*kinds.values()].count("int4") == 12
     assert inspect(path)["weights"] == "12 layers as Q4_0, 1 layer as Q8_0"
-    with pytest.raises(CheckpointError, match="different ways"):
+    with pytest.raises(CheckpointError, match="different bits or group sizes"):
         save_folder(tmp_path / "m", model)
 
 

@@ -131,7 +131,7 @@ def test_biases_of_zeros_are_left_out_and_others_are_an_error(tmp_path: Path) ->
 def test_scales_that_the_stored_dtype_does_not_hold_are_an_error(tmp_path: Path) -> None:
     theirs(tmp_path / "m", *CASES["gptq"])
     model = load_model(tmp_path / "m", dtype=torch.bfloat16)
-    with pytest.raises(CheckpointError, match=r"bfloat16 does not hold the scales.*dtype=torch.float32"):
+    with pytest.raises(CheckpointError, match=r"bfloat16 cannot store the scales.*dtype=torch.float32"):
         save_folder(tmp_path / "n", model)
     save_folder(tmp_path / "n", model, dtype=torch.float32)
     assert not load_folder(tmp_path / "n").quantized.keys() ^ load_folder(tmp_path / "m").quantized.keys()
@@ -148,13 +148,13 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
             load_folder(path)
 
     refused(
-        r"quant_method 'bitsandbytes', and compressed-tensors, gptq, awq, mxfp4 are read",
+        r"quant_method 'bitsandbytes'; supported are compressed-tensors, gptq, awq, mxfp4",
         {"quant_method": "bitsandbytes"},
     )
     refused(r'unknown key "quantization_config.is_marlin_format"', {**GPTQ, "is_marlin_format": True})
     refused(r'"quantization_config.bits" is 3, which is unsupported; accepted is 4 or 8', {**GPTQ, "bits": 3})
-    refused(r"groups of 16 inputs, and those of a multiple of 32", {**GPTQ, "group_size": 16})
-    refused(r"group_size 'x', which is no number", {**GPTQ, "group_size": "x"})
+    refused(r"must be a multiple of 32, got 16", {**GPTQ, "group_size": 16})
+    refused(r"must be a positive whole number, -1 or null, got 'x'", {**GPTQ, "group_size": "x"})
     refused(r"version\" is 'gemv', which is unsupported; accepted is 'gemm'", {**AWQ, "version": "gemv"})
     refused(r"lacks bits", {"quant_method": "gptq"})
     refused(r"unexpected: .*g_idx|scales is \[2, ", AWQ, CheckpointError)  # another packing of the same names

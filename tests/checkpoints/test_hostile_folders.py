@@ -144,10 +144,10 @@ def test_an_empty_folder_and_a_file_are_named(tmp_path):
     (tmp_path / "m" / "readme.md").write_text("hello")
     with pytest.raises(CheckpointError, match=r"holds no weights: .* found readme\.md"):
         open_tensors(tmp_path / "m")
-    with pytest.raises(CheckpointError, match="is not there: a model is"):
+    with pytest.raises(CheckpointError, match="does not exist: a model is"):
         load_folder(tmp_path / "nothing")
     (tmp_path / "f").write_text("x")
-    with pytest.raises(CheckpointError, match="is a file, not a folder"):
+    with pytest.raises(CheckpointError, match="is a file of unknown format"):
         load_folder(tmp_path / "f")
     with pytest.raises(CheckpointError, match="No such file"):
         open_regular(tmp_path / "nowhere")

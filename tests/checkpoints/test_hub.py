@@ -27,7 +27,7 @@ def http(kind: Any, code: int) -> Exception:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: http(errors.GatedRepoError, 403), "its owner grants access; ask for it on the page"),
+        (lambda: http(errors.GatedRepoError, 403), "the repository is gated; request access on its page"),
         (
             lambda: http(errors.RepositoryNotFoundError, 401),
             "no such repository, or it is private; check owner",
@@ -39,19 +39,19 @@ def http(kind: Any, code: int) -> Exception:
         (lambda: http(errors.RemoteEntryNotFoundError, 404), "the repository has no such file"),
         (
             lambda: errors.LocalEntryNotFoundError("gone"),
-            r"the Hub is not asked \(HF_HUB_OFFLINE=1\), or not reached",
+            r"the Hub is disabled \(HF_HUB_OFFLINE=1\) or unreachable",
         ),
         (
             lambda: errors.OfflineModeIsEnabled("off"),
-            r"the Hub is not asked \(HF_HUB_OFFLINE=1\), or not reached",
+            r"the Hub is disabled \(HF_HUB_OFFLINE=1\) or unreachable",
         ),
-        (lambda: errors.HFValidationError("two slashes"), r"it is OWNER/NAME \(two slashes\)"),
+        (lambda: errors.HFValidationError("two slashes"), r"which is OWNER/NAME \(two slashes\)"),
         (
             lambda: http(errors.HfHubHTTPError, 401),
-            "the Hub says 401: the server's words; the token .HF_TOKEN. is not",
+            "the Hub answered 401: the server's words; the token .HF_TOKEN. is invalid",
         ),
-        (lambda: http(errors.HfHubHTTPError, 500), "the Hub says 500: the server's words$"),
-        (lambda: ConnectionError("no line"), r"the Hub is not reached \(no line\)"),
+        (lambda: http(errors.HfHubHTTPError, 500), "the Hub answered 500: the server's words$"),
+        (lambda: ConnectionError("no line"), r"the Hub is unreachable \(no line\)"),
     ],
 )
 def test_errors_of_the_hub_say_what_to_do(make: Callable[[], Exception], message: str) -> None:
@@ -85,9 +85,9 @@ def test_an_address_of_the_hub_stands_for_a_folder(
     assert local_model("hf://owner/name@v1") == local_model(Path("hf://owner/name@v1")) == folder
     assert local_model("owner/name", revision="v2") == folder
     assert kept == [("owner/name", revision) for revision in (None, None, "v1", "v1", "v2")]
-    with pytest.raises(ConfigError, match="names a revision, and revision 'v2' is another"):
+    with pytest.raises(ConfigError, match="names a revision other than revision 'v2'"):
         local_model("owner/name@v1", revision="v2")
-    with pytest.raises(CheckpointError, match=r"^hf://owner/nam: it could not be fetched \(RepositoryNot"):
+    with pytest.raises(CheckpointError, match=r"^hf://owner/nam: it could not be downloaded \(RepositoryNot"):
         local_model("hf://owner/nam")
     del kept[:]
     Path("run/checkpoint-20").mkdir(parents=True)
@@ -104,11 +104,11 @@ def test_an_address_of_the_hub_stands_for_a_folder(
     [
         (
             "run/final",
-            "run/final: no such file or folder (run has checkpoint-20); the repository of the Hub is hf://run/final",
+            "run/final: no such file or folder (run has checkpoint-20); for the Hub repository use hf://run/final",
         ),
         (
             "run/checkpoint-10",
-            'run/checkpoint-10: no such file or folder (did you mean "checkpoint-20"?); the repository',
+            'run/checkpoint-10: no such file or folder (did you mean "checkpoint-20"?); for the Hub repository',
         ),
         ("./run/final", "./run/final: no such file or folder (run has checkpoint-20)"),
         ("runs/mine/final", "runs/mine/final: no such file or folder"),
@@ -151,4 +151,4 @@ def test_every_command_takes_an_address_for_a_model(
     assert run([part.format(address) for part in command]) == 0, capsys.readouterr().err
     assert ("owner/name", None) in kept
     assert run([part.format(address + "s") for part in command]) in (1, 2)
-    assert "could not be fetched (RepositoryNotFoundError" in " ".join(capsys.readouterr().err.split())
+    assert "could not be downloaded (RepositoryNotFoundError" in " ".join(capsys.readouterr().err.split())

@@ -96,12 +96,13 @@ def test_copies_of_kv_heads_that_differ_are_named(tmp_path):
     stored[3]["layers.1.attention.wk.weight"] += 1
     folder = put(tmp_path / "m", stored, n_kv_heads=2)
     with pytest.raises(
-        CheckpointError, match=r"consolidated\.03\.pth: layers\.1\.attention\.wk\.weight differs .*02"
+        CheckpointError,
+        match=r"consolidated\.03\.pth: layers\.1\.attention\.wk\.weight must equal .*02\.pth",
     ):
         read_pickled(folder, allow_pickle=True)
     put(folder, stored)  # without n_kv_heads it is n_heads
     with pytest.raises(
-        CheckpointError, match=r"4 parts of .*wk\.weight with 4 rows .* 8 kv heads .* n_kv_heads right"
+        CheckpointError, match=r"4 parts of .*wk\.weight with 4 rows .* 8 kv heads .* check n_kv_heads"
     ):
         read_pickled(folder, allow_pickle=True)
 
@@ -132,15 +133,15 @@ def odd_tensor(parts):
     [
         (
             norm_differs,
-            r"consolidated\.01\.pth: layers\.0\.ffn_norm\.weight differs .* parts of different models",
+            r"consolidated\.01\.pth: layers\.0\.ffn_norm\.weight must equal .*: they are parts of different models",
         ),
         (
             another_dtype,
             r"consolidated\.01\.pth: .* torch\.bfloat16, but .* torch\.float32 in consolidated\.00",
         ),
         (lacks_one, r"hold different tensors: layers\.1\.feed_forward\.w2\.weight"),
-        (last_is_missing, r"parts of .* are \d+ wide together, but the norms say 32: parts are missing"),
-        (odd_tensor, r"no place for layers\.0\.attention\.wz\.weight"),
+        (last_is_missing, r"parts of .* have width \d+ together, but the norms have 32: parts are missing"),
+        (odd_tensor, r"unknown tensor layers\.0\.attention\.wz\.weight"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_named(tmp_path, change, message):
@@ -153,7 +154,7 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path, change, message):
 def test_a_part_that_is_missing_between_others_is_named(tmp_path):
     folder = put(tmp_path / "m", split(model().weights, 4, vocab_parallel=False))
     (folder / "consolidated.02.pth").unlink()
-    with pytest.raises(CheckpointError, match=r"holds 3 parts, but lacks consolidated\.02\.pth"):
+    with pytest.raises(CheckpointError, match=r"has 3 parts, but lacks consolidated\.02\.pth"):
         shard_files(folder)
 
 

@@ -73,9 +73,9 @@ def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
     blocks, scales = packed(2, 4, 32)
     for state, message in (
         ({"a_blocks": blocks}, "a has _blocks without _scales"),
-        ({"a_scales": scales}, "or the other way round"),
-        ({"a_blocks": blocks[..., :8], "a_scales": scales}, "a in mxfp4 is uint8"),
-        ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 is uint8"),
+        ({"a_scales": scales}, "has only one of them"),
+        ({"a_blocks": blocks[..., :8], "a_scales": scales}, "a in mxfp4 must be uint8"),
+        ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 must be uint8"),
     ):
         with pytest.raises(CheckpointError, match=message):
             unpack_mxfp4(lazy(state), tmp_path)

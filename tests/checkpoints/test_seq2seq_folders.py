@@ -141,7 +141,7 @@ def test_an_output_layer_of_its_own_is_the_embedding_where_a_t5_file_has_none(tm
         ("marian", {"normalize_before": True}, '"normalize_before" is True, which is unsupported'),
         ("marian", {"static_position_embeddings": False}, "static_position_embeddings"),
         ("m2m_100", {"encoder_layerdrop": 0.1}, '"encoder_layerdrop" is 0.1'),
-        ("m2m_100", {"pad_token_id": None}, 'begin behind "pad_token_id"'),
+        ("m2m_100", {"pad_token_id": None}, '"pad_token_id" of an m2m_100 must be a token id'),
         ("mvp", {"use_prompt": True}, '"use_prompt" is True'),
         ("pegasus", {"normalize_before": False}, '"normalize_before" is False'),
         ("blenderbot", {"layernorm_variant": "xlm"}, "\"layernorm_variant\" is 'xlm'"),

@@ -62,16 +62,16 @@ def test_a_model_is_loaded_with_its_adapters(home: Path) -> None:
 def test_an_adapter_without_its_model_says_what_to_do(home: Path) -> None:
     config = Path("b/adapter_config.json")
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
-    with pytest.raises(CheckpointError, match=r"does not say which model it adapts .*adapter='b'"):
+    with pytest.raises(CheckpointError, match=r"does not name its base model .*adapter='b'"):
         headway.load("b")
     (home / "m").rename(home / "moved")
     with pytest.raises(
-        CheckpointError, match=r"a is an adapter of m, which is no folder here; give the model"
+        CheckpointError, match=r"a is an adapter of m, which could not be loaded .*; pass the model"
     ):
         headway.load("a")
     with pytest.raises(ConfigError, match="'a' is there already"):
         headway.load("moved", adapter=["a", "a"])
-    with pytest.raises(CheckpointError, match="moved is no adapter: it has no adapter_config"):
+    with pytest.raises(CheckpointError, match="moved is not an adapter: it has no adapter_config"):
         headway.load("moved", adapter="moved")
 
 
@@ -137,7 +137,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
 ) -> None:
     """Both fingerprints and both names are in the message, whichever call or command combines the two."""
     fingerprints = [Base.of(name).fingerprint for name in ("m", other)]
-    message = rf"a was trained beside m, .* {fingerprints[0]}, and other has {fingerprints[1]}: .*--any-base"
+    message = rf"a was trained on m, .* {fingerprints[0]}, but other has {fingerprints[1]}: .*--any-base"
     with pytest.raises(CheckpointError, match=message):
         headway.load(other, adapter="a")
     forced = headway.load(other, adapter="a", any_base=True)
@@ -149,7 +149,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
     ):
         assert run([*command, "--adapter", "b", "--adapter", "a"]) == 1
         error = capsys.readouterr().err
-        assert "b was trained beside m" in error
+        assert "b was trained on m" in error
         assert all(fingerprint in error for fingerprint in fingerprints)
         assert not Path("out").exists()
         assert run([*command, "--adapter", "b", "--adapter", "a", "--any-base"]) == 0
@@ -163,7 +163,7 @@ def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> 
     tensors = load_file("a/adapter_model.safetensors")
     save_file(tensors, "a/adapter_model.safetensors")
     with pytest.warns(
-        UserWarning, match=r"^a was trained beside m, and bears no fingerprint .*--any-base"
+        UserWarning, match=r"^a was trained on m, but stores no fingerprint .*--any-base"
     ) as remarks:
         lm = headway.load("m", adapter=["a", "b"])
     assert len(remarks) == 1
@@ -178,5 +178,5 @@ def test_adapters_run_on_what_was_made_of_their_model(home: Path) -> None:
     for base in ("bf16", "int8"):
         assert adapter_names(headway.load(base, adapter="a").model) == ["a"]
     assert run(["surgery", "merge", "m", "merged", "--adapter", "b"]) == 0
-    with pytest.raises(CheckpointError, match="a was trained beside m"):
+    with pytest.raises(CheckpointError, match="a was trained on m"):
         headway.load("merged", adapter="a")

@@ -56,7 +56,7 @@ PAIRS = "must be halves or adjacent, or pairs such as"
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ("--from gguf", 1, "is of format 'hf', and 'gguf' was asked for"),
+        ("--from gguf", 1, "is of format 'hf', not 'gguf' as requested"),
         ("--dtype q3_k --to gguf", 1, "--dtype q3_k: must be one of float32"),
         ("--dtype bfloat", 1, '(did you mean "bfloat16"?)'),
         ("--dtype int8", 1, "--dtype int8: must be one of"),
@@ -79,17 +79,17 @@ PAIRS = "must be halves or adjacent, or pairs such as"
         (
             "--kv-heads 1",
             1,
-            "2 kv heads cannot become 1 by repetition under 4 query heads: possible are 2, 4",
+            "2 kv heads cannot be repeated to kv_heads=1 under 4 query heads; possible are 2, 4",
         ),
         (
             "--kv-heads 3",
             1,
-            "2 kv heads cannot become 3 by repetition under 4 query heads: possible are 2, 4",
+            "2 kv heads cannot be repeated to kv_heads=3 under 4 query heads; possible are 2, 4",
         ),
         (
             "--kv-heads 8",
             1,
-            "2 kv heads cannot become 8 by repetition under 4 query heads: possible are 2, 4",
+            "2 kv heads cannot be repeated to kv_heads=8 under 4 query heads; possible are 2, 4",
         ),
         ("--from onnx", 2, "'onnx' is not one of"),
         ("--to ggml", 2, "'ggml' is not one of"),
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(folder, tmp_path, capsys,
 def test_a_pairing_is_refused_where_nothing_rotates(tmp_path):
     spec = ModelSpec.of("llama", vocab=61, width=24, layers=1, heads=4, hidden=24, positions=NoPositions())
     save_folder(tmp_path / "0", build(spec, seed=0))
-    with pytest.raises(CheckpointError, match="has no rotary positions, and so no pairing to change"):
+    with pytest.raises(CheckpointError, match="has no rotary positions; remove to_pairing"):
         convert(tmp_path / "0", tmp_path / "1", to_pairing="adjacent")
 
 
@@ -112,7 +112,7 @@ def test_sources_that_are_nothing(tmp_path, capsys):
     assert run(["convert", str(tmp_path / "no"), str(tmp_path / "x")]) == 2
     assert f"{tmp_path / 'no'}: no such file or folder" in capsys.readouterr().err
     (tmp_path / "x.onnx").write_bytes(b"ONNX")
-    with pytest.raises(CheckpointError, match="no format that headway detects"):
+    with pytest.raises(CheckpointError, match="a file of unknown format"):
         convert(tmp_path / "x.onnx", tmp_path / "y")
 
 

@@ -21,8 +21,8 @@ from headway.text import train_bpe
         (["--data", "x", "--harness", "y"], "one of them"),
         (["--data", "x", "--shots", "2"], "--tasks, --shots, --chat and --batch-size are for --harness"),
         (["--data", "x", "--batch-size", "2"], "and --batch-size are for --harness"),
-        (["--data", "x", "--dtype", "float32"], "no-such-folder is not there"),
-        (["--data", "x", "--dtype", "bfloat16"], "no-such-folder is not there"),
+        (["--data", "x", "--dtype", "float32"], "no-such-folder does not exist"),
+        (["--data", "x", "--dtype", "bfloat16"], "no-such-folder does not exist"),
         (["--harness", "y"], 'pip install "headway[harness]"'),
     ],
 )

@@ -152,7 +152,7 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
         (["gqa", "m", "n", "--kv-heads", "2", "--limit", "9"], 1, "--limit counts tokens of a text"),
         (["gqa", "m", "n"], 2, "--kv-heads"),
         (["gqa", "m", "n", "--kv-heads", "2", "--heads", "2"], 2, "--heads"),
-        (["gqa", "x", "n", "--kv-heads", "2"], 1, "x is not there: a model is a GGUF file, or a folder"),
+        (["gqa", "x", "n", "--kv-heads", "2"], 1, "x does not exist: a model is a folder"),
         (["gqa", "m", "n", "--kv-heads", "2", "--data", "no.txt"], 1, "no.txt: no such file or folder"),
         (["gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"], 2, "No such option: --text"),
         (["gqa", "m", "m", "--kv-heads", "2"], 1, "m exists; choose another name, or use --overwrite"),

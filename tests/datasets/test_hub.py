@@ -132,7 +132,7 @@ def test_what_broke_off_goes_on_after_the_rows_that_are_there(
 ) -> None:
     shutil.rmtree(tmp_path / "home", ignore_errors=True)
     hub.breaks = data.draw(st.integers(0, len(ROWS) - 1))
-    with pytest.raises(HubError, match=r"hf://o/n:train: the Hub is not reached \(the line is dead\)"):
+    with pytest.raises(HubError, match=r"hf://o/n:train: the Hub is unreachable \(the line is dead\)"):
         local("hf://o/n:train")
     (partial,) = (tmp_path / "home").rglob(".train.jsonl.c0")
     whole = partial.read_bytes()

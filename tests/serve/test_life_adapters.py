@@ -42,7 +42,7 @@ def expected(folders: list[Path]) -> list[str]:
     return texts
 
 
-@pytest.mark.filterwarnings("ignore:.*bears no fingerprint")
+@pytest.mark.filterwarnings("ignore:.*stores no fingerprint")
 def test_adapters_come_and_go_while_others_write(tmp_path: Path) -> None:
     lm = talker()
     folders = [tmp_path / "one.x", tmp_path / "two"]

@@ -148,9 +148,7 @@ def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Pa
 
 def test_an_adapter_is_no_model_to_begin_with(beside: Make) -> None:
     result = train(beside(steps=1), quiet=True)
-    with pytest.raises(
-        CheckpointError, match=r"is an adapter, and a model is needed .*headway surgery merge"
-    ):
+    with pytest.raises(CheckpointError, match=r"is an adapter, not a model; .*headway surgery merge"):
         train(beside(model=str(result.model), out=str(result.out) + "2"), quiet=True)
 
 

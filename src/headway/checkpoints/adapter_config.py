@@ -71,8 +71,8 @@ def _check_keys(config: Mapping[str, Any]) -> None:
         elif value and key not in KNOWN:
             hint = did_you_mean(key, [*KNOWN, *ONLY])
             raise CheckpointError(
-                f'"{key}" is {value!r}{hint}, which is unsupported: adapters of the linear layers of the blocks are '
-                "read, and whatever else was trained would be lost"
+                f'"{key}" is {value!r}{hint}, which is unsupported: only LoRA adapters of linear layers in the blocks '
+                "are read"
             )
 
 
@@ -81,7 +81,9 @@ def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     targets = config.get("target_modules")
     all_names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
     if not targets or not (all_names or isinstance(targets, str)):
-        raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
+        raise CheckpointError(
+            f'"target_modules" must be a list of module names or a regular expression, got {targets!r}'
+        )
     if targets == "all-linear":
         return list(modules)
     fits: Callable[[Any, str], bool] = _fits if isinstance(targets, str) else _matches
@@ -89,8 +91,8 @@ def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     if not adapted:
         leaves = sorted({name.rpartition(".")[2] for name in modules})
         raise CheckpointError(
-            f"target_modules {targets!r} are no linear layers of this model's blocks: the adapter is another model's; "
-            f"here there are {', '.join(leaves)}"
+            f'"target_modules" {targets!r} match no linear layer in the blocks of this model; the adapter belongs to '
+            f"another model (layers here: {', '.join(leaves)})"
         )
     return adapted
 
@@ -113,7 +115,8 @@ def _lora(config: Mapping[str, Any], module: str) -> Lora:
     }
     for field, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int if field == "rank" else int | float):
-            raise CheckpointError(f"the {field} of {module} must be a number, got {value!r}")
+            kind = "whole number" if field == "rank" else "number"
+            raise CheckpointError(f"the {field} of {module} must be a {kind}, got {value!r}")
     return Lora(**numbers, stabilized=bool(config.get("use_rslora")), magnitude=bool(config.get("use_dora")))
 
 

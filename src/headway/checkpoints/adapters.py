@@ -53,8 +53,8 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     path = Path(path)
     folder = current_folder(path)
     if not (folder / CONFIG).exists():
-        reason = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
-        raise CheckpointError(f"{path} is no adapter: {reason}")
+        reason = "no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
+        raise CheckpointError(f"{path} is not an adapter: {reason}")
     config, stored = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
     family_spec, modules = _theirs(spec, frozenset(stored.forms))
     with naming(folder / CONFIG):
@@ -135,8 +135,8 @@ def check_named(adapter: Adapter, spec: ModelSpec) -> None:
     ):
         more = " ..." if len(lost) > 5 else ""
         raise CheckpointError(
-            f"the files of {spec.family} have no name for {', '.join(lost[:5])}{more}: adapt other layers "
-            "(adapter_targets)"
+            f"the adapter of {', '.join(lost[:5])}{more} cannot be saved: checkpoints of {spec.family} have no name "
+            "for these layers; leave them out of adapter_targets"
         )
 
 
@@ -185,8 +185,9 @@ def _joined(
     partly = first.magnitude and len(layers) < len(module.layers)
     if len({replace(lora, rank=1, alpha=lora.scale) for lora in loras}) > 1 or partly:
         raise CheckpointError(
-            f"{name} is one layer in PEFT's files, and {', '.join(module.layers)} here: they must be adapted alike, "
-            f"and with magnitudes all of them; adapted are {', '.join(layers)} by {', '.join(map(str, loras))}"
+            f"{name} is one layer in PEFT's files, which fuses {', '.join(module.layers)}: these need the same LoRA "
+            "settings, and with DoRA magnitudes all of them must be adapted; got "
+            f"{', '.join(map(str, loras))} on {', '.join(layers)}"
         )
     a, b = [tensors[f"{layer}.{A}"] for layer in layers], [tensors[f"{layer}.{B}"] for layer in layers]
     shared = all(torch.equal(matrix, a[0]) for matrix in a)

@@ -91,13 +91,13 @@ def base_of(path: Path) -> Path:
     give = f"headway.load(MODEL, adapter={str(path)!r}), or MODEL --adapter {path}"
     if base is None:
         raise CheckpointError(
-            f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give it yourself: {give}"
+            f"{path / CONFIG} does not name its base model (base_model_name_or_path); pass the model: {give}"
         )
     try:
         return local_model(base)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{path} is an adapter of {base}, which is no folder here; give the model yourself: {give} ({error})"
+            f"{path} is an adapter of {base}, which could not be loaded ({error}); pass the model: {give}"
         ) from error
 
 
@@ -119,7 +119,7 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
     if any_base:
         if not paths:
             raise ConfigError(
-                f"any_base (--any-base) takes adapters of other models, and {model.path} is loaded without an adapter"
+                f"any_base (--any-base) applies to adapters only, and {model.path} is loaded without one; remove it"
             )
         return
     ours = None
@@ -130,18 +130,18 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
         recorded, named = read_described(file)[1].get(BASE), _named(path) or "a model that it does not name"
         if recorded is None:
             warnings.warn(
-                f"{path} was trained beside {named}, and bears no fingerprint of it (folders of PEFT do not): whether "
-                f"{model.path} has the same weights cannot be told, and on others an adapter is noise; --any-base "
-                "(any_base=True) takes it without this remark",
+                f"{path} was trained on {named}, but stores no fingerprint of its base weights (adapters saved by PEFT "
+                f"have none): it cannot be checked that {model.path} has the same weights; --any-base (any_base=True) "
+                "skips this check",
                 stacklevel=3,
             )
             continue
         ours = fingerprint(model) if ours is None else ours
         if recorded != ours:
             raise CheckpointError(
-                f"{path} was trained beside {named}, whose weights have the fingerprint {recorded}, and {model.path} "
-                f"has {ours}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
-                "this one by --any-base (any_base=True), where you know that it was made of that one"
+                f"{path} was trained on {named}, whose weights have the fingerprint {recorded}, but {model.path} has "
+                f"{ours}: the adapter does not fit other weights. Pass its own base model, or, for a model derived "
+                "from that one, skip this check by --any-base (any_base=True)"
             )
 
 

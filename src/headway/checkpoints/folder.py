@@ -110,7 +110,7 @@ def load_folder(
     folder = current_folder(path)
     kind = frm if frm in ("llama2c", "meta") else _detect(path, folder, allow_pickle)
     if frm not in ("auto", kind):
-        raise CheckpointError(f"{path} is of format {kind!r}, and {frm!r} was asked for")
+        raise CheckpointError(f"{path} is of format {kind!r}, not {frm!r} as requested (frm, --from)")
     if kind == "hf":
         return _hugging_face(path, folder, allow_pickle, head)
     if kind == "gguf":
@@ -140,18 +140,18 @@ def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
     pickled = folder.suffix in (".pt", ".pth", ".bin") and folder.exists()
     if pickled and any(".attention.wq." in name for name in open_tensors(folder, allow_pickle=allow_pickle)):
         return "meta"
-    fault = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
+    fault = "is a file of unknown format" if folder.exists() else "does not exist"
     raise CheckpointError(
-        f"{path} is {fault}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
-        ".bin, or Meta's consolidated.00.pth (of which --from says what they are)"
+        f"{path} {fault}: a model is a folder with config.json and model.safetensors, a GGUF file, a llama2.c .bin "
+        "(--from llama2c), or Meta's consolidated.00.pth (--from meta)"
     )
 
 
 def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | None) -> Folder:
     if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
         raise CheckpointError(
-            f"{path} is an adapter, and a model is needed here: put it into the weights of its model by "
-            f"`headway surgery merge MODEL OUT --adapter {path}`"
+            f"{path} is an adapter, not a model; merge it into its model first: "
+            f"headway surgery merge MODEL OUT --adapter {path}"
         )
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: it is not a model folder")

@@ -52,15 +52,15 @@ def change_pairing(
     """
     if not rotations(spec.positions):
         raise CheckpointError(
-            f"there is no rotary pairing to change: positions are {type(spec.positions).__name__}"
+            f"the rotary pairing cannot be changed: positions are {type(spec.positions).__name__}, not rotary"
         )
     new = replace(spec, positions=in_pairing(spec.positions, to))
     if new == spec:
         return state, new
     if any(getattr(mixer, "tied_values", False) for mixer in spec.mixers):
         raise CheckpointError(
-            "cannot change the pairing of keys that values are made of, too (tied_values): values and what reads them "
-            "would need to change with them; keep the pairing"
+            "the rotary pairing cannot be changed in a model with tied_values, whose values are computed from keys; "
+            "keep the pairing"
         )
     turned: dict[str, tuple[PositionScheme, PositionScheme]] = {}
     for name in state:
@@ -72,8 +72,8 @@ def change_pairing(
             turned[name] = schemes
         elif match[2] != _INPUT:
             raise CheckpointError(
-                f"cannot change the pairing of {name}: whether {match[2]!r} lives in the basis of the heads is not "
-                "known"
+                f"the rotary pairing cannot be changed: {name} is an unknown part of a query or key "
+                "projection"
             )
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
         return spec.positions
     match = _LAYER.search(name)
     if match is None:
-        raise CheckpointError(f"cannot change the pairing of {name}: its name has no number of a layer")
+        raise CheckpointError(f"cannot change the pairing of {name}: its name has no layer number")
     return spec.positions.at(int(match[1]))
 
 
@@ -121,7 +121,7 @@ def check_uniform(spec: ModelSpec, what: str) -> None:
     """Raises CheckpointError if layers differ in their kv heads, or share those of other layers."""
     if differ(spec.mixers):
         raise CheckpointError(
-            f"{what}: kv heads are changed in all layers alike, and here layers have their own"
+            f"{what}: the number of kv heads must be equal in all layers, but layers of this model differ"
         )
 
 
@@ -139,8 +139,8 @@ def repeat_kv_heads(
     if kv_heads < 1 or kv_heads % spec.kv_heads or spec.heads % kv_heads:
         possible = [n for n in range(spec.kv_heads, spec.heads + 1, spec.kv_heads) if spec.heads % n == 0]
         raise CheckpointError(
-            f"{spec.kv_heads} kv heads cannot become {kv_heads} by repetition under {spec.heads} query heads: possible "
-            f"are {', '.join(map(str, possible))}; fewer heads are another function"
+            f"{spec.kv_heads} kv heads cannot be repeated to kv_heads={kv_heads} under {spec.heads} query heads; "
+            f"possible are {', '.join(map(str, possible))}"
         )
     check_uniform(spec, "repeat_kv_heads")
     times = kv_heads // spec.kv_heads

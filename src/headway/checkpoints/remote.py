@@ -60,14 +60,14 @@ def local_model(
         if current_folder(source).exists():
             if revision is not None:
                 raise ConfigError(
-                    f"revision {revision!r} is for ids of the Hub, but {source} is a folder here"
+                    f"revision {revision!r} applies to Hub ids only, but {source} is a local path; remove it"
                 )
             return Path(source)
-        hub = f"; the repository of the Hub is hf://{source}" if match else ""
+        hub = f"; for the Hub repository use hf://{source}" if match else ""
         raise CheckpointError(f"{source}: no such file or folder{_beside(source)}{hub}")
     if None not in (revision, match["revision"]) and revision != match["revision"]:
         raise ConfigError(
-            f"{source} names a revision, and revision {revision!r} is another; give one of them"
+            f"{source} names a revision other than revision {revision!r}; give only one of them"
         )
     from huggingface_hub import snapshot_download
 
@@ -80,12 +80,12 @@ def local_model(
         local = (
             ""
             if match["hub"]
-            else f"no such file or folder here{_beside(source)}, and as an id of the Hugging Face Hub "
+            else f"no such local file or folder{_beside(source)}, and as a Hugging Face Hub id "
         )
         raise CheckpointError(
-            f"{source}: {local}it could not be fetched "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
-            "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
+            f"{source}: {local}it could not be downloaded "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no details'}). "
+            "Check the name and the network; HF_HUB_OFFLINE=1 forbids downloads, gated models need HF_TOKEN"
         ) from error
 
 
@@ -106,28 +106,28 @@ def asking(what: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise HubError(
-            f"{what}: its owner grants access; ask for it on the page of the Hub, then set HF_TOKEN to a token of yours"
+            f"{what}: the repository is gated; request access on its page on the Hub, then set HF_TOKEN to your token"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            f"{what}: the Hub has no such repository, or it is private; check owner and name, and set HF_TOKEN to a "
-            "token that may read it"
+            f"{what}: the Hub has no such repository, or it is private; check owner and name, or set HF_TOKEN to a "
+            "token with read access"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise HubError(f"{what}: it has no such revision; give a branch, a tag or a commit") from error
+        raise HubError(
+            f"{what}: the repository has no such revision; give a branch, a tag or a commit"
+        ) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         raise HubError(
-            f"{what}: it was not fetched before, and the Hub is not asked (HF_HUB_OFFLINE=1), or not reached"
+            f"{what}: not in the local cache, and the Hub is disabled (HF_HUB_OFFLINE=1) or unreachable"
         ) from error
     except errors.EntryNotFoundError as error:
         raise HubError(f"{what}: the repository has no such file") from error
     except errors.HFValidationError as error:
-        raise HubError(f"{what}: no name of a repository; it is OWNER/NAME ({error})") from error
+        raise HubError(f"{what}: not a repository id, which is OWNER/NAME ({error})") from error
     except errors.HfHubHTTPError as error:
         code = error.response.status_code
-        hint = "; the token (HF_TOKEN) is not accepted, or may not do this" if code in (401, 403) else ""
-        raise HubError(f"{what}: the Hub says {code}: {error.server_message or error}{hint}") from error
+        hint = "; the token (HF_TOKEN) is invalid or lacks the permission" if code in (401, 403) else ""
+        raise HubError(f"{what}: the Hub answered {code}: {error.server_message or error}{hint}") from error
     except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-        raise HubError(
-            f"{what}: the Hub is not reached ({error}); what is here stays, and the same goes on"
-        ) from error
+        raise HubError(f"{what}: the Hub is unreachable ({error}); run the same again to continue") from error

@@ -102,7 +102,7 @@ def as_decoder(model: Model) -> Decoder:
     """Returns the model itself. Raises ConfigError if it is not a decoder."""
     if not isinstance(model, Decoder):
         raise ConfigError(
-            f"this is an {type(model).__name__} ({model.spec.family}), and a decoder is needed here, which continues "
-            "a text; encoders fill masks, classify and embed, encoder-decoders translate"
+            f"a decoder is needed, but this model is an {type(model).__name__} ({model.spec.family}); encoders fill "
+            "masks, classify and embed, encoder-decoders translate"
         )
     return model

@@ -191,7 +191,8 @@ def rewrite(
         )  # fmt: skip
     elif change.quantized or change.metadata:
         raise CheckpointError(
-            f"{target}: quantized weights are written into a folder; of that, headway convert makes a GGUF file"
+            f"{target}: quantized weights can be written to a folder only; write one, then make a GGUF file of it by "
+            "headway convert"
         )
     else:
         if rotations(spec.positions):

@@ -101,8 +101,8 @@ def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None
     have folders of their own."""
     if names := adapter_names(model):
         raise ConfigError(
-            f"this model has adapters ({', '.join(names)}): save them by `save_adapter`, or put them into the weights "
-            "of its folder: headway surgery merge MODEL OUT --adapter FOLDER"
+            f"this model has adapters ({', '.join(names)}): save them by `save_adapter`; to merge a saved one into the "
+            "weights: headway surgery merge MODEL OUT --adapter FOLDER"
         )
     save_state(path, model.spec, *quantized_state(model), **how)
 
@@ -234,5 +234,5 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
     expected = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
     shapes = {name: form.shape for name, form in lazy(state).forms.items()}
     if wrong := sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n)):
-        raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
+        raise CheckpointError(f"names or shapes of these weights do not fit the spec: {', '.join(wrong[:8])}")
     return lazy(state).renamed({name: name for name in expected})

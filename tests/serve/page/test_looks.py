@@ -182,7 +182,7 @@ def test_pages_stay_as_they_are(counted: tuple[House, list[int]]) -> None:
         assert torch.equal(old.view(torch.int32), new.view(torch.int32))
 
 
-@pytest.mark.filterwarnings("ignore:.*bears no fingerprint")
+@pytest.mark.filterwarnings("ignore:.*stores no fingerprint")
 def test_a_model_is_looked_at_without_the_adapters_of_others(tmp_path: Path) -> None:
     lm = talker()
     adapter = saved_adapter(lm, tmp_path / "one", 0)

@@ -158,11 +158,13 @@ def storage_of(folder: Folder, to: str, dtype: torch.dtype | str | None) -> Stor
         types: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
         if dtype is not None and dtype not in types:
             names = [name if isinstance(name, str) else dtype_name(name) for name in types]
-            raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
+            raise CheckpointError(
+                f"dtype {dtype} is not a type of GGUF files; choose one of {', '.join(names)}"
+            )
         return Storage(folder, True, None if dtype is None else types[dtype])
     if isinstance(dtype, str):
         raise CheckpointError(
-            f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
+            f"dtype {dtype!r} is a type of GGUF files, and the target is a folder; use to='gguf' (--to gguf)"
         )
     if dtype is not None:
         check_dtypes({dtype_name(dtype): dtype}, Path("the target"))
@@ -221,7 +223,8 @@ def convert(
     check_target(target, overwrite)
     if to == "gguf" and (to_pairing is not None or shard_bytes is not None):
         raise CheckpointError(
-            "a GGUF file is one file in the pairing of its architecture: leave out to_pairing and shard_bytes"
+            "to_pairing and shard_bytes do not apply to a GGUF file, which is one file in the pairing of its "
+            "architecture; remove them"
         )
     folder = load_folder(source, frm=frm, allow_pickle=allow_pickle)
     storage, spec = storage_of(folder, to, dtype), folder.spec
@@ -232,7 +235,9 @@ def convert(
         if to == "hf":
             state, spec = change_pairing(state, spec, to_pairing or layouts_for(spec.family)[0].pairing)
     elif to_pairing not in (None, "halves"):
-        raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
+        raise CheckpointError(
+            f"to_pairing {to_pairing!r}: {source} has no rotary positions; remove to_pairing"
+        )
     length = min(PROBE, spec.trained_context, spec.context_limit or PROBE)
     ids = probe(spec, None, length)
     weights, forward = _reference(storage, ids)

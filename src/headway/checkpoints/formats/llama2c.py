@@ -38,7 +38,9 @@ def read(path: str | Path) -> MetaModel:
         head, size = file.read(512), file.seek(0, 2)
     refuse_impostor(path, head, "a llama2.c file")
     if size < HEADER.size:
-        raise CheckpointError(f"{path} is truncated: {size} bytes end within the header of {HEADER.size}")
+        raise CheckpointError(
+            f"{path} is truncated: it has {size} bytes, fewer than the header of {HEADER.size}"
+        )
     spec = _spec(path, HEADER.unpack_from(head))
     half = spec.head_dim // 2
     shapes = dict(_shapes(spec))

@@ -113,7 +113,7 @@ def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
     folder = path if path.is_dir() else path.parent
     files = shard_files(folder) if path.is_dir() or path.name.startswith("consolidated.") else [path]
     if not files:
-        raise CheckpointError(f"{folder} holds no consolidated.00.pth")
+        raise CheckpointError(f"{folder} has no consolidated.00.pth")
     where = files[0] if len(files) == 1 else folder / "consolidated.*.pth"
     stated = folder / PARAMS
     content = read_json(stated) if stated.exists() else {}
@@ -130,18 +130,16 @@ def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
 def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:
     if params.get("n_heads") is None:
         raise CheckpointError(
-            f'{path}: the number of heads is not in the tensors: put params.json into its folder, with "n_heads"'
+            f'{path}: the tensors do not give the number of heads; put a params.json with "n_heads" beside them'
         )
 
     def shape(name: str) -> tuple[int, int]:
         form = w.forms.get(f"{name}.weight")
         if form is None or len(form.shape) != 2 or 0 in form.shape:
             problem = (
-                "is missing"
-                if form is None
-                else f"has the shape {list(form.shape)}, expected is [rows, columns]"
+                "is missing" if form is None else f"must have shape [rows, columns], got {list(form.shape)}"
             )
-            raise CheckpointError(f"{path}: {name}.weight {problem}: this is no LLaMA under Meta's names")
+            raise CheckpointError(f"{path}: {name}.weight {problem}: not a LLaMA checkpoint in Meta's format")
         return form.shape[0], form.shape[1]
 
     numbers = [
@@ -158,7 +156,7 @@ def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:
     query, key = (shape(f"layers.0.attention.{n}")[0] for n in ("wq", "wk"))
     if query % heads or key % max(query // heads, 1):
         raise CheckpointError(
-            f"{path}: {heads} heads do not fit queries of {query} and keys of {key} rows: n_heads of params.json is "
+            f"{path}: n_heads {heads} of params.json does not fit wq of {query} and wk of {key} rows: params.json is "
             "another model's"
         )
     head_dim = query // heads

@@ -37,7 +37,7 @@ def shard_files(folder: Path) -> list[Path]:
     files = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
     if missing := sorted(set(range(max(files, default=-1) + 1)) - files.keys()):
         raise CheckpointError(
-            f"{folder} holds {len(files)} parts, but lacks "
+            f"{folder} has {len(files)} parts, but lacks "
             + ", ".join(f"consolidated.{n:02d}.pth" for n in missing[:8])
             + ": the download or copy is incomplete"
         )
@@ -69,7 +69,9 @@ def open_shards(
                     f"in {files[0].name}: they are parts of different models"
                 )
     if "norm.weight" not in parts[0] or len(parts[0].forms["norm.weight"].shape) != 1:
-        raise CheckpointError(f"{files[0]} has no norm.weight [width], by which the other sizes are known")
+        raise CheckpointError(
+            f"{files[0]} has no norm.weight of shape [width]: not a LLaMA checkpoint in Meta's format"
+        )
     whole = _Parts(files, parts, parts[0].forms["norm.weight"].shape[0], heads, kv_heads)
     return Tensors({name: whole.join(name) for name in parts[0]})
 
@@ -102,20 +104,22 @@ class _Parts:
             self.must_agree(name, everyone)
             return 0, (0,)
         if len(shape) != 2:
-            raise CheckpointError(f"{self.files[0]}: {name} is {list(shape)}: how it was split is not known")
+            raise CheckpointError(f"{self.files[0]}: {name} must be a matrix, got shape {list(shape)}")
         module = name.split(".")[-2]
         if name == "tok_embeddings.weight":
             axis = COLUMN if shape[1] == self.width else ROW
             width = shape[1] * (len(self.parts) if axis else 1)
         elif module not in _SPLIT or not name.endswith(".weight"):
-            raise CheckpointError(f"{self.files[0]}: there is no place for {name} in Meta's LLaMA")
+            raise CheckpointError(
+                f"{self.files[0]}: unknown tensor {name}: Meta's LLaMA has none of this name"
+            )
         else:
             axis = _SPLIT[module]
             width = shape[axis] * len(self.parts) if module in ("wq", "wo") else self.width
         if width != self.width:
             raise CheckpointError(
-                f"{self.files[0].parent}: the {len(self.files)} parts of {name} are {width} wide together, but the "
-                f"norms say {self.width}: parts are missing, or belong to different models"
+                f"{self.files[0].parent}: the {len(self.files)} parts of {name} have width {width} together, but the "
+                f"norms have {self.width}: parts are missing, or belong to different models"
             )
         return axis, self.kv_parts(name) if module in ("wk", "wv") else everyone
 
@@ -124,8 +128,7 @@ class _Parts:
         count, heads = len(self.parts), self.heads
         if heads is None or self.width % heads:
             raise CheckpointError(
-                f"{self.files[0]}: the number of heads is not in the tensors, and {self.width} rows are not {heads} "
-                "heads: put params.json into its folder"
+                f"{self.files[0].parent}: params.json must give n_heads, a divisor of width {self.width}, got {heads}"
             )
         rows, head_dim = self.parts[0].forms[name].shape[0], self.width // heads
         kv_heads = heads if self.kv_heads is None else self.kv_heads
@@ -135,7 +138,7 @@ class _Parts:
         if rows != head_dim or odd:
             raise CheckpointError(
                 f"{self.files[0].parent}: {count} parts of {name} with {rows} rows each are neither a split of "
-                f"{kv_heads} kv heads of {head_dim} nor copies of whole ones; is n_kv_heads right in params.json?"
+                f"{kv_heads} kv heads of {head_dim} dims nor copies of whole heads; check n_kv_heads in params.json"
             )
         for first in range(0, count, copies):
             self.must_agree(name, range(first, first + copies))
@@ -147,6 +150,6 @@ class _Parts:
         for number in numbers[1:]:
             if not torch.equal(self.parts[number][name], first):
                 raise CheckpointError(
-                    f"{self.files[number]}: {name} differs from that in {self.files[numbers[0]].name}, but both must "
-                    "hold the same: they are parts of different models"
+                    f"{self.files[number]}: {name} must equal that in {self.files[numbers[0]].name}, but differs: they "
+                    "are parts of different models"
                 )

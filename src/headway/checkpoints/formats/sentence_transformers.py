@@ -46,15 +46,13 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
         return None
     modules = read_json_array(folder / MODULES)
     if not all(isinstance(step, dict) for step in modules):
-        raise ConfigError(
-            f"{folder / MODULES}: a list of steps is expected, each an object with type and path"
-        )
+        raise ConfigError(f"{folder / MODULES} must be a list of modules, each an object with type and path")
     steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in modules]
     kinds = [kind for kind, _ in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
-            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; supported are Transformer and Pooling, "
-            "optionally with Normalize behind"
+            f"{folder / MODULES} has the modules {', '.join(kinds) or '(none)'}; supported are Transformer, Pooling "
+            "and optionally Normalize, in this order"
         )
     pooling = folder / steps[1][1] / "config.json"
     model = folder / steps[0][1]
@@ -62,7 +60,7 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
     more = read_json(limits) if limits.is_file() else {}
     if more.get("do_lower_case"):
         raise ConfigError(
-            f"{limits}: do_lower_case is unsupported here; put it into the tokenizer's own normalizer"
+            f"{limits}: do_lower_case is unsupported; set it to false and add a Lowercase normalizer to tokenizer.json"
         )
     longest = more.get("max_seq_length")
     if longest is not None and (type(longest) is not int or longest < 1):
@@ -94,6 +92,7 @@ def _pool(config: dict[str, Any], file: Path) -> Pool:
         chosen.append(config["pooling_mode"])
     if len(chosen) != 1 or chosen[0] not in POOLS:
         raise ConfigError(
-            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; supported is one of {', '.join(POOLS)}"
+            f"{file}: pooling mode {' and '.join(chosen) or 'none'} is unsupported; set exactly one of "
+            f"{', '.join(POOLS)}"
         )
     return POOLS[chosen[0]]

@@ -41,7 +41,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     family = facts.get("family", layout.family)
     if all(layout is not other for other in layouts_for(family)):
         raise ConfigError(
-            f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
+            f'config.json: "{OURS}.family" {family!r} does not fit model_type {layout.family!r}'
         )
     return replace(layout.spec(config), **facts)
 
@@ -260,7 +260,7 @@ def _write(value: Any) -> Any:
         return {"kind": type(value).__name__, **values}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
-    raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")
+    raise ConfigError(f"config.json cannot store a value of type {type(value).__name__}: {value!r}")
 
 
 def _read(value: Any) -> Any:
@@ -273,8 +273,8 @@ def _read(value: Any) -> Any:
     name, kinds = value.get("kind"), _kinds()
     if name not in kinds:
         raise ConfigError(
-            f"config.json: {OURS}: unknown kind {name!r}{did_you_mean(str(name), kinds)}; a position scheme or mixer "
-            "of another package is known once that is imported"
+            f"config.json: {OURS}: unknown kind {name!r}{did_you_mean(str(name), kinds)}; if another package defines "
+            "it, import that package first"
         )
     inner = {key: _read(item) for key, item in value.items() if key != "kind"}
     return _spec(inner) if kinds[name] is ModelSpec else kinds[name](**checked_sizes(inner))

@@ -60,8 +60,7 @@ def per_head(fields: Mapping[str, Any]) -> int:
     width, heads = fields["width"], fields["heads"]
     if width % heads:
         raise ConfigError(
-            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, and head_dim is not "
-            "given"
+            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}; set head_dim"
         )
     return int(width // heads)
 
@@ -116,7 +115,7 @@ def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         limit = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
         for size in value if isinstance(value, list | tuple) else (value,):
             if isinstance(size, int) and size > limit:
-                raise ConfigError(f"config.json: {name} is {size:,}, and at most {limit:,} are read")
+                raise ConfigError(f"config.json: {name} is {size:,}; at most {limit:,} is supported")
     return fields
 
 
@@ -240,7 +239,7 @@ def _value(config: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any])
     values = {name: read[kind](name) for name in key.each}
     if len(set(values.values())) > 1:
         given_values = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise ConfigError(f"config.json: {given_values}: headway has one number for these; make them equal")
+        raise ConfigError(f"config.json: {given_values}: these must be equal")
     value = values.popitem()[1]
     return key.values.get(value, value)
 

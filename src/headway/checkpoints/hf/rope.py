@@ -88,10 +88,12 @@ def read_rope(
     anchor = next((n for n in (trained, top_level, usual_context) if n is not None), longest)
     # families with a default of this key always have it, also without scaling
     if kind is None and anchor != longest and usual_context is None:
-        raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
+        raise ConfigError(
+            f"{TRAINED} is {anchor}, but no rope scaling is set; remove it, or set a rope_type other than default"
+        )
     if name == "dynamic" and anchor != longest:
         raise ConfigError(
-            f"{where}: rope_type dynamic is anchored at max_position_embeddings ({longest}), "
+            f"{where}: rope_type dynamic scales from max_position_embeddings ({longest}), "
             f"but {TRAINED} is {anchor}; set both to the trained context"
         )
     for key in sorted({"short_factor", "long_factor"} & options.keys()):
@@ -105,7 +107,7 @@ def read_rope(
     if name == "linear" and anchor not in (longest, round(longest / options["factor"])):
         raise ConfigError(
             f"{where}: {TRAINED} {anchor} x factor {options['factor']} is not max_position_embeddings {longest}; "
-            "rope_type linear does not need it: remove it"
+            f"remove {TRAINED}, which rope_type linear does not need"
         )
     if name == "dynamic" or (name == "yarn" and anchor == longest):
         longest = round(options["factor"] * anchor)
@@ -197,8 +199,8 @@ def _unnested(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
     if len(inner) == len(value) and all(v == inner[0] for v in inner):
         return dict(inner[0])
     raise ConfigError(
-        f"{key} gives kinds of layers different rotary positions ({', '.join(value)}); "
-        "this family has one for all its layers"
+        f"{key} has different rotary positions per layer type ({', '.join(value)}); "
+        "this family has the same in all layers"
     )
 
 
@@ -217,13 +219,13 @@ def _rotated(where: str, partial: object, share: float | None, head_dim: int) ->
     """Returns the number of rotated dims of a head; None for all."""
     if (share is None or where == "rope_scaling") and partial not in (None, 1):
         raise ConfigError(
-            f"{where}: {PARTIAL} {partial} is not a property of this family: transformers would not honour it"
+            f"{where}: {PARTIAL} {partial} is unsupported in this family: transformers ignores it; remove it"
         )
     if share is None:
         return None
     share = ConfigReader({PARTIAL: partial}, {}).number(PARTIAL, share)
     if share > 1:
-        raise ConfigError(f"config.json: {share:g} of each head is to be rotated, and at most 1 can be")
+        raise ConfigError(f"config.json: {PARTIAL} must be at most 1, got {share:g}")
     dims = int(head_dim * share)
     return None if dims == head_dim else dims
 
@@ -236,7 +238,7 @@ def _kind_name(where: str, values: Mapping[str, Any]) -> str:
     if name is None:
         if set(values) - {"rope_theta", PARTIAL}:
             raise ConfigError(
-                f"{where} has no rope_type, but {', '.join(values)}; known types are {', '.join(KINDS)}"
+                f"{where} lacks rope_type (it has {', '.join(values)}); known types are {', '.join(KINDS)}"
             )
         return "default"
     check_known(name, KINDS, f"{where}: unknown rope_type", are="known are")
@@ -256,7 +258,7 @@ def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...
     if not isinstance(value, list | tuple) or len(value) != dims // 2:
         description = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
         raise ConfigError(
-            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {description}"
+            f"{where}: {key} must list {dims // 2} numbers, one per rotated pair of dims, got {description}"
         )
     return tuple(value)
 

@@ -111,6 +111,6 @@ def text_tensors(config: Mapping[str, Any], tensors: LazyTensors) -> tuple[LazyT
     for old in (name for name in tensors if name not in around):
         new = next((b + old.removeprefix(a) for a, b in PLACES.items() if old.startswith(a)), old)
         if new in names:
-            raise CheckpointError(f"{old} and {names[new]} are two names of one tensor; drop one")
+            raise CheckpointError(f"{old} and {names[new]} are two names of one tensor; remove one")
         names[new] = old
     return tensors.renamed(names), around

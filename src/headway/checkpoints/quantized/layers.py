@@ -40,9 +40,9 @@ def own_layers(
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules and ".experts." in theirs and together is not None:
             raise CheckpointError(
-                f"{path}: {theirs} is the quantized matrix of one expert, and files of {spec.family} have those of all "
-                f"in one tensor ({together}), of which codes are read as mxfp4 alone; get a folder of that, or the "
-                "unquantized one"
+                f"{path}: {theirs} is the quantized matrix of one expert, but checkpoints of {spec.family} have all "
+                f"experts in one tensor ({together}), quantized in mxfp4 only; use an mxfp4 or an unquantized "
+                "checkpoint"
             )
         if f"{theirs}.weight" not in rules:
             continue  # of another head, or unexpected, which `imported` reports
@@ -50,8 +50,8 @@ def own_layers(
             continue  # is dequantized: groups of codes cannot follow a change of columns
         if theirs not in linear or linear[theirs].transposed:
             raise CheckpointError(
-                f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
-                "are not read with weights of 8 or 4 bits"
+                f"{path}: {theirs} is quantized, but 8-bit and 4-bit weights are supported only in linear layers and "
+                "embeddings stored as [out, in]"
             )
         ours |= {name: _part(layer, linear[theirs], i) for i, name in enumerate(linear[theirs].layers)}
     return ours
@@ -89,8 +89,8 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
             state[f"{name}.weight"] = torch.empty(weight.shape, device="meta", dtype=dtype)
         else:
             raise CheckpointError(
-                f"{name} has weights in {weight.name}, and a folder holds those of int8 and int4 alone; load the model "
-                "with dequantize=True to save the numbers that they stand for"
+                f"{name} has weights in {weight.name}, but a folder can store int8 and int4 only; load the model with "
+                "dequantize=True to save it unquantized"
             )
     return state, panels
 
@@ -125,10 +125,10 @@ def packed_state(
         split = names.split and len(coded) > 1
         if any(coded) and (not all(coded) or rule.transposed or split):
             raise CheckpointError(
-                f"the files of {spec.family} have {', '.join(rule.layers)} as one layer, or as [in, out]: "
-                f"{theirs}.weight cannot be kept with weights of 8 or 4 bits; "
+                f"{theirs}.weight cannot be saved in 8 or 4 bits: checkpoints of {spec.family} store "
+                f"{', '.join(rule.layers)} as one layer, or as [in, out]; "
                 + (
-                    "transformers splits it, and reads no codes of it"
+                    "transformers splits it, and does not read it quantized"
                     if split
                     else "quantize all of them, or none"
                 )
@@ -139,8 +139,8 @@ def packed_state(
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
     if stacked := layers.keys() - {name for rule in quantized.values() for name in rule.layers}:
         raise CheckpointError(
-            f"the files of {spec.family} have {min(stacked)} in one tensor with other experts, which cannot be kept "
-            "with weights of 8 or 4 bits; save the model before it is quantized"
+            f"{min(stacked)} cannot be saved in 8 or 4 bits: checkpoints of {spec.family} store it in one tensor with "
+            "other experts; save the model before it is quantized"
         )
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
@@ -173,7 +173,8 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
     group = groups.pop() if groups else None
     if len(bits) > 1 or groups or (group is not None and any(panels.inputs > group for panels in whole)):
         raise CheckpointError(
-            "the layers of this model are quantized in different ways (bits, or groups of inputs), and a folder has one"
+            "the layers of this model are quantized with different bits or group sizes, but a folder can store one of "
+            "each; quantize all layers alike"
         )
     zeros = any(panels.has_zeros for panels in layers.values())
     return Scheme("pack-quantized", bits.pop(), group, zeros)

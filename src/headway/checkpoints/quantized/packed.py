@@ -135,7 +135,7 @@ def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str,
     names = [name.removesuffix(mark) for name in tensors if name.endswith(mark)]
     if not names:
         raise CheckpointError(
-            f"{path}: config.json says that weights are kept as {scheme}, but there is no tensor *{mark}"
+            f"{path}: config.json describes weights quantized as {scheme}, but there is no tensor *{mark}"
         )
     return {name: _layer(tensors, name, packing, scheme, path) for name in names}
 
@@ -144,13 +144,13 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
     leaves = [leaf for leaf in packing.leaves if scheme.zeros or leaf != "weight_zero_point"]
     leaves = [leaf for leaf in leaves if leaf != "g_idx" or f"{name}.g_idx" in tensors.forms]
     if lost := [leaf for leaf in leaves if f"{name}.{leaf}" not in tensors.forms]:
-        raise CheckpointError(f"{path}: {name} is kept as {scheme}, but {name}.{lost[0]} is missing")
+        raise CheckpointError(f"{path}: {name} is quantized as {scheme}, but {name}.{lost[0]} is missing")
     forms = {leaf: tensors.forms[f"{name}.{leaf}"] for leaf in leaves}
     first, scales = forms[leaves[0]], forms[leaves[1]]
     if len(first.shape) != 2 or first.dtype != torch.int32 or scales.dtype not in FLOATS:
         raise CheckpointError(
-            f"{path}: {name}.{leaves[0]} is {first.dtype} {list(first.shape)} with scales of {scales.dtype}, and "
-            f"{scheme} has {torch.int32} of two axes with scales of float32, bfloat16 or float16"
+            f"{path}: {name}.{leaves[0]} is {first.dtype} {list(first.shape)} with scales of {scales.dtype}, but "
+            f"{scheme} has a matrix of {torch.int32} with scales of float32, bfloat16 or float16"
         )
     outputs, inputs = packing.size(forms, scheme)
     if "weight_shape" in leaves and forms["weight_shape"].shape == (2,):
@@ -160,15 +160,15 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
     for leaf, form in forms.items():
         if form.shape != expected[leaf]:
             raise CheckpointError(
-                f"{path}: {name}.{leaf} is {list(form.shape)}, and {outputs} outputs of {inputs} inputs as {scheme} "
-                f"have {list(expected[leaf])}: the file or its config.json is damaged"
+                f"{path}: {name}.{leaf} has shape {list(form.shape)}, but {outputs} outputs of {inputs} inputs as "
+                f"{scheme} need {list(expected[leaf])}: the file or its config.json is damaged"
             )
     if "g_idx" in leaves:
         group = torch.arange(inputs) // (scheme.group or inputs)
         if not torch.equal(tensors[f"{name}.g_idx"].long(), group):
             raise CheckpointError(
-                f"{path}: the groups of {name} are not of neighbouring inputs (g_idx, desc_act without static_groups), "
-                "which is unsupported; get a folder with desc_act: false or static_groups: true"
+                f"{path}: the groups of {name} are not of consecutive inputs (g_idx; desc_act without static_groups), "
+                "which is unsupported; use a checkpoint with desc_act: false or static_groups: true"
             )
     return PackedLayer(
         Form((outputs, inputs), scales.dtype),
@@ -195,7 +195,8 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
     leaves = {"weight_scale": matrix.scale.to(dtype)}
     if not torch.equal(leaves["weight_scale"].to(matrix.scale.dtype), matrix.scale):
         raise CheckpointError(
-            f"{dtype} does not hold the scales of this model's weights; save it with dtype=torch.float32"
+            f"{dtype} cannot store the scales of this model's quantized weights exactly; save it with "
+            "dtype=torch.float32"
         )
     leaves["weight_packed"] = to_words(matrix.codes, scheme.bits)
     leaves["weight_shape"] = torch.tensor(matrix.codes.shape)
@@ -280,7 +281,7 @@ def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
 def _mxfp4_form(name: str, forms: Mapping[str, Form], path: Path) -> Form:
     blocks, scales = (forms.get(f"{name}{end}") for end in (BLOCKS, SCALES))
     if blocks is None or scales is None:
-        raise CheckpointError(f"{path}: {name} has {BLOCKS} without {SCALES}, or the other way round")
+        raise CheckpointError(f"{path}: {name} needs both {BLOCKS} and {SCALES}, but has only one of them")
     if (
         {blocks.dtype, scales.dtype} != {torch.uint8}
         or len(blocks.shape) != 4
@@ -288,8 +289,8 @@ def _mxfp4_form(name: str, forms: Mapping[str, Form], path: Path) -> Form:
         or scales.shape != blocks.shape[:-1]
     ):
         raise CheckpointError(
-            f"{path}: {name} in mxfp4 is uint8 {BLOCKS} [experts, outputs, groups, {BLOCK // 2}] and {SCALES} without "
-            f"the last axis, got {blocks.dtype} {list(blocks.shape)} and {scales.dtype} {list(scales.shape)}"
+            f"{path}: {name} in mxfp4 must be uint8 {BLOCKS} [experts, outputs, groups, {BLOCK // 2}] and {SCALES} "
+            f"without the last axis, got {blocks.dtype} {list(blocks.shape)} and {scales.dtype} {list(scales.shape)}"
         )
     experts, outputs, groups, _ = blocks.shape
     return Form((experts, groups * BLOCK, outputs), torch.bfloat16)

@@ -89,13 +89,13 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
     read = _METHODS.get(str(method))
     if read is None:
         raise ConfigError(
-            f'config.json: "{KEY}" has quant_method {method!r}{did_you_mean(str(method), _METHODS)}, and '
-            f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantized one"
+            f'config.json: "{KEY}" has the unsupported quant_method {method!r}{did_you_mean(str(method), _METHODS)}; '
+            f"supported are {', '.join(_METHODS)}, and unquantized checkpoints"
         )
     scheme = read(quantization)
     if scheme.group is not None and scheme.group % GROUP:
         raise ConfigError(
-            f'config.json: "{KEY}" has groups of {scheme.group} inputs, and those of a multiple of {GROUP} are read'
+            f'config.json: group_size of "{KEY}" must be a multiple of {GROUP}, got {scheme.group}'
         )
     return {key: value for key, value in config.items() if key != KEY}, scheme
 
@@ -137,10 +137,14 @@ def _compressed(quantization: Mapping[str, Any]) -> Scheme:
     form = group.get("format") or form
     bits, strategy = weights.get("num_bits", 8), weights.get("strategy")
     if form != "pack-quantized":
-        raise ConfigError(f'config.json: "{KEY}" has the format {form!r}, and "pack-quantized" is read')
+        raise ConfigError(
+            f'config.json: "{KEY}" has the unsupported format {form!r}; supported is "pack-quantized"'
+        )
     size = _group_size(weights)
     if strategy is not None and (strategy == "group") != (size is not None):
-        raise ConfigError(f'config.json: "{KEY}" has strategy {strategy!r} with group_size {size}')
+        raise ConfigError(
+            f'config.json: "{KEY}" has strategy {strategy!r}, which does not fit group_size {size}'
+        )
     return Scheme(form, bits, size, not weights.get("symmetric", True))
 
 
@@ -183,5 +187,7 @@ def _group_size(quantization: Mapping[str, Any]) -> int | None:
     if size is None or size == -1:
         return None
     if type(size) is not int or size < 1:
-        raise ConfigError(f'config.json: "{KEY}" has group_size {size!r}, which is no number of inputs')
+        raise ConfigError(
+            f'config.json: group_size of "{KEY}" must be a positive whole number, -1 or null, got {size!r}'
+        )
     return size

@@ -129,7 +129,7 @@ def read_3n(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if keys.whole(SHARED_KV, shared, least=0) != shared:
         raise keys.wrong(SHARED_KV, f"{shared} of {layers} layers", keys.get(SHARED_KV))
     if len(cuts) != layers or not torch.allclose(torch.tensor(cuts), torch.tensor(deviations)):
-        raise keys.wrong(CUTS, f"{deviations}, with which llama.cpp cuts gates", cuts)
+        raise keys.wrong(CUTS, f"{deviations}, which llama.cpp uses", cuts)
     if not _shares_well(kinds):
         raise keys.wrong(MARKS, f"a window in layer {OWN_KEYS - 2} and none in the next", keys.get(MARKS))
     mixers = softmax_by_layer(keys, kinds, [{}] * layers, shared)

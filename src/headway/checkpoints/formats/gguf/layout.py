@@ -119,7 +119,7 @@ def gguf_layout(
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
             raise ConfigError(
-                f"keys of {' and '.join(map(str, lengths))} dims and values of others are unsupported"
+                f"{' and '.join(HEAD_DIMS)} must be equal, got {' and '.join(map(str, sorted(lengths)))}"
             )
         window = from_foreign("sliding_window", keys.get(WINDOW) or None)
         seeing = _seeing(keys, every, fields["layers"])

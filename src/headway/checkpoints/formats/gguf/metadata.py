@@ -54,11 +54,11 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
     metadata, path = file.metadata, file.path
     if metadata.get(PARTS, 1) not in (0, 1):
         raise CheckpointError(
-            f"{path} is one of {metadata[PARTS]} parts; join them first: llama-gguf-split --merge FIRST OUT"
+            f"{path} is one of {metadata[PARTS]} parts; merge them first: llama-gguf-split --merge FIRST OUT"
         )
     if EMBEDDING not in numbers or len(numbers.forms[EMBEDDING].shape) != 2:
         raise CheckpointError(
-            f"{path} has no matrix {EMBEDDING}: it is no language model, or a vocabulary alone"
+            f"{path} has no matrix {EMBEDDING}: it is not a language model, or has a vocabulary only"
         )
     name, vocab = metadata.get("general.architecture"), numbers.forms[EMBEDDING].shape[0]
     name = str(name)[:80]
@@ -109,7 +109,9 @@ def architecture_of(spec: ModelSpec) -> str:
         family: name for name, layout in ARCHITECTURES.items() for family in (layout.family, *layout.also)
     }
     if spec.family not in names:
-        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(names)}")
+        raise ConfigError(
+            f"a {spec.family} cannot be written as GGUF; supported families are {', '.join(names)}"
+        )
     name = names[spec.family]
     return SPARSE.get(name, name) if any(spec.experts) else name
 

@@ -123,8 +123,8 @@ def _type(
     kinds = {packed.get(weight) for weight in rule.ours}
     if len(kinds) > 1:
         raise CheckpointError(
-            f"{name} is one matrix in GGUF, and its parts ({', '.join(rule.ours)}) have codes of several types; "
-            "choose one with dtype"
+            f"{name} is one matrix in GGUF, but its parts ({', '.join(rule.ours)}) are quantized in different types; "
+            "choose one type by dtype"
         )
     (kind,) = kinds
     if name.endswith(".bias"):
@@ -149,7 +149,7 @@ def stored_type(name: str, form: Form, requested: BlockType | None) -> BlockType
         return requested
     if form.dtype not in BY_DTYPE:
         raise CheckpointError(
-            f"a matrix of {dtype_name(form.dtype)} has no type in GGUF; choose one with dtype: "
+            f"GGUF has no type for matrices of {dtype_name(form.dtype)}; set dtype to one of "
             f"{', '.join(map(dtype_name, BY_DTYPE))}"
         )
     return BY_DTYPE[form.dtype]
@@ -256,6 +256,6 @@ def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[st
     )
     if len(ends) > len(ENDS):
         raise CheckpointError(
-            f"{len(ends)} tokens end a text ({ends}), and GGUF has keys for {len(ENDS)}: {', '.join(ENDS)}"
+            f"eos_token_id has {len(ends)} tokens ({ends}), but GGUF can store at most {len(ENDS)}: {', '.join(ENDS)}"
         )
     return {**keys, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}

@@ -61,7 +61,7 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
     contradict each other."""
     theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
     if dims > head_dim:
-        raise ConfigError(f"{dims} dims of a head are rotated, and it has {head_dim}")
+        raise ConfigError(f"rope.dimension_count is {dims}, but a head has only {head_dim} dims")
     factor = keys.number(f"{SCALING}factor", keys.number("rope.scale_linear", 0.0)) or 1.0
     kind = keys.text(f"{SCALING}type", "linear" if factor != 1 else "none")
     if kind not in ("none", "linear", "yarn") or (kind == "none" and factor != 1):
@@ -70,7 +70,7 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
             "none with factor 1"
         )
     if odd := [key for key in YARN if keys.get(key) is not None and kind != "yarn"]:
-        raise ConfigError(f'"{keys.prefix}{odd[0]}" is a key of yarn, and {SCALING}type is {kind!r}')
+        raise ConfigError(f'"{keys.prefix}{odd[0]}" applies to yarn only, but {SCALING}type is {kind!r}')
     scaling: Scaling | None = None
     if kind == "yarn":
         scaling = _read_yarn(keys, factor)
@@ -80,7 +80,7 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
     if factors is None:
         return plain
     if scaling is not None:
-        raise ConfigError(f"{FACTORS} and scaling of type {kind!r}: one of the two is supported")
+        raise ConfigError(f"{FACTORS} together with scaling of type {kind!r} is unsupported")
     return replace(plain, scaling=_read_factors(keys, factors, plain, dims))
 
 
@@ -158,7 +158,7 @@ def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int)
     values = [decimal(value) for value in factors.flatten().tolist()]
     if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
         raise ConfigError(
-            f"{FACTORS} must hold {dims // 2} finite numbers above 0, one for each pair that is rotated"
+            f"{FACTORS} must hold {dims // 2} finite numbers above 0, one per rotated pair of dims"
         )
     if all(value == 1 for value in values):
         return None

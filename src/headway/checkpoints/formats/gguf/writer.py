@@ -44,7 +44,7 @@ def write_gguf(
     for name, form in forms.items():
         if len(name.encode()) > LONGEST_NAME:
             raise CheckpointError(
-                f"{name} is too long: names of tensors have at most {LONGEST_NAME} bytes in GGUF"
+                f"tensor name {name} has {len(name.encode())} bytes; GGUF allows at most {LONGEST_NAME}"
             )
         kind, (*rows, last) = types[name], form.shape
         if form.dtype == torch.uint8:

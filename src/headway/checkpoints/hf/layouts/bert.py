@@ -155,8 +155,8 @@ def _behind_padding(family: str) -> Part:
         rows, pad = config.whole("max_position_embeddings"), config.get("pad_token_id")
         if type(pad) is not int or not 0 <= pad < rows - 1:
             raise ConfigError(
-                f'config.json: positions of a {family} begin behind row "pad_token_id" of a table of {rows} rows '
-                f"(max_position_embeddings), so it must be in 0..{rows - 2}; got {pad!r}"
+                f'config.json: "pad_token_id" must be in 0..{rows - 2}, because positions of a {family} begin after '
+                f"this row of max_position_embeddings {rows}; got {pad!r}"
             )
         size = rows - pad - 1
         return {"positions": Learned(size, offset=pad + 1), "trained_context": size}
@@ -203,8 +203,8 @@ def _read_windows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
         )
     if None in layer_windows:
         raise ConfigError(
-            "config.json: every layer of a longformer has an attention_window, got null; for one that sees all, "
-            "take a window of twice the longest row"
+            "config.json: attention_window must be a number in every layer of a longformer, got null; for full "
+            "attention use twice the longest input"
         )
     return {"patterns": tuple(from_foreign("attention_window", w) | Global() for w in layer_windows)}
 

@@ -171,8 +171,8 @@ def _read(activations: tuple[str, str], config: ConfigReader, fields: Mapping[st
     kind = config.task
     if config.flag("is_decoder") != (kind == "lm"):
         raise ConfigError(
-            f"config.json: is_decoder is {config.get('is_decoder')}, and architectures has a class of another kind: "
-            "transformers would build one, and mask as the other"
+            f"config.json: is_decoder is {config.get('is_decoder')}, but the class in architectures is "
+            f"{'a decoder' if kind == 'lm' else 'an encoder'}; correct one of them"
         )
     vocab = kind in ("lm", "masked-lm")
     masked, dense = (name or fields["activation"] for name in activations)

@@ -102,7 +102,7 @@ class ExpertKeys:
             return {}
         counts = {name: config.whole(name) for name in self.count if config.get(name) is not None}
         if len({*counts.values()}) > 1:
-            raise config.wrong(self.count[0], f"that of {self.count[1]}", counts)
+            raise config.wrong(self.count[0], f"equal to {self.count[1]}", counts)
         count = next(iter(counts.values()), 0) or config.whole(self.count[0])
         hidden = config.whole(self.hidden, fields.get("hidden"))
         shared = config.whole(self.shared, 0, least=0) if self.shared else 0

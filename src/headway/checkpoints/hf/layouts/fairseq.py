@@ -28,8 +28,8 @@ def _read_opt(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]
     width = fields["width"]
     if config.get("word_embed_proj_dim") not in (None, width):
         raise ConfigError(
-            f"config.json: word_embed_proj_dim {config.get('word_embed_proj_dim')} is not hidden_size {width}: a "
-            "decoder whose embedding has other columns than its states is unsupported"
+            f"config.json: word_embed_proj_dim {config.get('word_embed_proj_dim')} is unsupported; it must equal "
+            f"hidden_size {width}"
         )
     return {"final_norm": fields["order"] == "pre" and not config.flag("_remove_final_layer_norm")}
 
@@ -92,8 +92,8 @@ def _check_pad(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     pad = config.get("pad_token_id")
     if pad not in (None, 0, 1):
         raise ConfigError(
-            f'config.json: row "pad_token_id" of the positions of an xglm is 0, and {pad} is the row of a token; it '
-            "must be 0 or 1, in front of the first"
+            f'config.json: "pad_token_id" of an xglm must be 0 or 1, because its row of the position table is zero and '
+            f"must precede the first token; got {pad}"
         )
     return {}
 

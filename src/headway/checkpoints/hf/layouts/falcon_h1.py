@@ -52,19 +52,19 @@ def _ssd(config: ConfigReader, fields: Mapping[str, Any]) -> SSDSpec:
     wide = inner // heads if config.get(SIZES["value_dim"]) in AUTO else config.whole(SIZES["value_dim"])
     if heads * wide != inner:
         raise ConfigError(
-            f"config.json: {SIZES['heads']} {heads} of {SIZES['value_dim']} {wide} are not {inner}"
+            f"config.json: {SIZES['heads']} {heads} x {SIZES['value_dim']} {wide} must be the inner width {inner}"
         )
     sizes: dict[str, Any] = {field: config.whole(key) for field, key in SIZES.items() if field != "value_dim"}
     flags = {field: config.flag(key) for field, key in FLAGS.items()}
     if flags["norm"] and config.flag("mamba_norm_before_gate"):
         raise ConfigError(
-            "config.json: mamba_norm_before_gate is true; headway's norm stands behind the gate"
+            "config.json: mamba_norm_before_gate true is unsupported; headway applies the norm after the gate"
         )
     if flags["bias"] != config.flag("projectors_bias"):
-        raise ConfigError("config.json: mamba_proj_bias and projectors_bias differ; headway has one of both")
+        raise ConfigError("config.json: mamba_proj_bias and projectors_bias must be equal")
     entry = config.number(SSM_IN)
     if flags["bias"] and entry != 1:
-        raise ConfigError(f"config.json: {SSM_IN} is {entry} beside biases, and must be 1 there")
+        raise ConfigError(f"config.json: {SSM_IN} must be 1 if mamba_proj_bias is true, got {entry}")
     factors = tuple(entry * factor for factor in _factors(config, "ssm_multipliers"))
     return SSDSpec(**sizes, value_dim=wide, **flags, factors=factors)
 
@@ -73,7 +73,7 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
     entry, key = config.number(IN), config.number(KEY)
     if fields["qkv_bias"] and entry != 1:
-        raise ConfigError(f"config.json: {IN} is {entry} beside attention_bias, and must be 1 there")
+        raise ConfigError(f"config.json: {IN} must be 1 if attention_bias is true, got {entry}")
     gate, down = _factors(config, "mlp_multipliers")
     scale = entry * entry * key * fields["head_dim"] ** -0.5
     return {

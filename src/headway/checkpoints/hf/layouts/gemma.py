@@ -148,7 +148,7 @@ def _sizes(config: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]
         for i, sizes in layer_configs.items()
     ):
         raise config.wrong(
-            "per_layer_config", f"layers and their {' and '.join(SIZES.values())}", layer_configs
+            "per_layer_config", f"an object of layers with {' and '.join(SIZES.values())}", layer_configs
         )
     by_layer = [ConfigReader(layer_configs.get(str(i), {}), {}) for i in range(len(kinds))]
     return [{name: reader.whole(key, fields[name]) for name, key in SIZES.items()} for reader in by_layer]
@@ -173,8 +173,8 @@ def softmax_by_layer(
         source = before.get(kind)
         if source is None or sizes[source] != sizes[i]:
             raise ConfigError(
-                f"config.json: num_kv_shared_layers is {shared}, so that layer {i} ({kind}) has keys of the last such "
-                f"layer before layer {first}, and there is none of its sizes"
+                f"config.json: num_kv_shared_layers is {shared}, so layer {i} ({kind}) shares keys of the last {kind} "
+                f"layer before layer {first}, but there is none of the same sizes"
             )
         mixers.append(Softmax(kv_from=source))
     return mixers
@@ -187,11 +187,13 @@ def _usual(config: ConfigReader, layers: int) -> list[str]:
 def _read4(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = read_kinds(config, fields["layers"], _usual)
     if kinds[-1] != FULL:
-        raise ConfigError(f"config.json: layer_types ends with {kinds[-1]}, and transformers makes it {FULL}")
+        raise ConfigError(
+            f"config.json: layer_types must end with {FULL}, which transformers enforces; got {kinds[-1]}"
+        )
     sizes, columns = _sizes(config, kinds, fields), config.whole(COLUMNS, least=0)
     if columns and config.whole(VOCAB) != fields["vocab"]:
         raise ConfigError(
-            f"config.json: {VOCAB} {config.get(VOCAB)} and vocab_size {fields['vocab']}: headway has one vocab for both"
+            f"config.json: {VOCAB} {config.get(VOCAB)} and vocab_size {fields['vocab']} must be equal"
         )
     wide = config.flag("use_double_wide_mlp")
     shared = config.whole("num_kv_shared_layers", 0, least=0)

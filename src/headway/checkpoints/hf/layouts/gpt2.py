@@ -60,7 +60,7 @@ def _check_rows(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
     if config.get("n_ctx") not in (None, size := fields["trained_context"]):
         raise ConfigError(
             f"config.json: n_ctx is {config.get('n_ctx')}, but the table of positions has n_positions {size} rows; "
-            "transformers looks at n_positions alone: drop n_ctx, or make them equal"
+            "transformers reads n_positions only: remove n_ctx, or make them equal"
         )
     return {}
 
@@ -105,7 +105,7 @@ def _read_queries(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
     if config.get("num_key_value_heads") not in (None, kv_heads):
         raise ConfigError(
             f"config.json: num_key_value_heads is {config.get('num_key_value_heads')}, but multi_query "
-            f"{config.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
+            f"{config.flag('multi_query')} means {kv_heads}, which transformers uses; remove num_key_value_heads"
         )
     return {"kv_heads": kv_heads}
 
@@ -146,8 +146,8 @@ def _read_kinds(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
         raise config.wrong("attention_types", f'like [[["global", "local"], 12]], of {layers} layers', groups)
     if config.get("attention_layers") not in (None, kinds):
         raise ConfigError(
-            f"config.json: attention_layers {config.get('attention_layers')} are not those of attention_types, which "
-            "is what transformers reads: remove them"
+            f"config.json: attention_layers {config.get('attention_layers')} differs from attention_types, which "
+            "transformers reads; remove attention_layers"
         )
     window = from_foreign("sliding_window", config.need("window_size"))
     return {"patterns": [window if kind == "local" else Causal() for kind in kinds]}
@@ -231,8 +231,8 @@ SHARES = 4
 def _check_shares(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] % SHARES:
         raise ConfigError(
-            f"config.json: n_head {fields['heads']} of a codegen must be a multiple of {SHARES}, the parts that its "
-            "projections are stored in"
+            f"config.json: n_head of a codegen must be a multiple of {SHARES}, the number of parts of its fused qkv "
+            f"projection; got {fields['heads']}"
         )
     return {}
 

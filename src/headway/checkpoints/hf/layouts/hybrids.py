@@ -72,8 +72,8 @@ def check_silu(fields: Mapping[str, Any]) -> None:
     """Raises ConfigError for an activation other than silu, which is also that of the convolutions."""
     if fields["activation"] != "silu":
         raise ConfigError(
-            f"config.json: hidden_act {fields['activation']} is that of convolutions in transformers, too, and here "
-            "they have silu"
+            f"config.json: hidden_act must be silu, got {fields['activation']}: transformers also applies it after "
+            "the convolutions, where headway has silu only"
         )
 
 

@@ -82,8 +82,7 @@ def _read_exaone(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
         keys[field] = old if config.get(new) is None else new
         if config.get(old) not in (None, config.get(keys[field])):
             raise ConfigError(
-                f"config.json: {new} is {config.get(new)} and {old} {config.get(old)}, and both are one number; "
-                "drop one"
+                f"config.json: {new} is {config.get(new)}, but its older name {old} is {config.get(old)}; remove one"
             )
     return {
         "layers": config.whole(keys["layers"]),
@@ -171,12 +170,12 @@ def _read_cohere2(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
     if config.get("layer_switch") not in (None, every):
         raise ConfigError(
             f"config.json: layer_switch is {config.get('layer_switch')}, but every {every}th layer is full "
-            "(sliding_window_pattern), which is what transformers uses: remove it"
+            "(sliding_window_pattern), which transformers uses; remove layer_switch"
         )
     if fields["heads"] * fields["head_dim"] != fields["width"]:
         raise ConfigError(
-            f"config.json: head_dim is {fields['head_dim']}, but transformers makes it hidden_size {fields['width']} / "
-            f"{fields['heads']} heads"
+            f"config.json: head_dim is {fields['head_dim']}, but transformers computes it as hidden_size "
+            f"{fields['width']} / num_attention_heads {fields['heads']}; make them agree"
         )
     return in_windows(config, fields)
 

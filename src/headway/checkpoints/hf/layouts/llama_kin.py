@@ -37,8 +37,8 @@ def _check_phi3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, An
     scaling = fields["positions"].scaling
     if not isinstance(scaling, LongRope | None):
         raise ConfigError(
-            f"config.json: rope_type of {type(scaling).__name__} in a phi3, which transformers reads as longrope; it "
-            "has default and longrope"
+            f"config.json: rope scaling {type(scaling).__name__} is unsupported in a phi3, where transformers reads "
+            'every rope_type as longrope; accepted is "default" or "longrope"'
         )
     return {}
 
@@ -93,8 +93,8 @@ ERNIE45 = llama_layout(
 def _check_helium(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] * fields["head_dim"] != fields["width"]:
         raise ConfigError(
-            f"config.json: {fields['heads']} heads of head_dim {fields['head_dim']} are not hidden_size "
-            f"{fields['width']}, which the output projection of a helium takes"
+            f"config.json: num_attention_heads {fields['heads']} x head_dim {fields['head_dim']} of a helium must be "
+            f"hidden_size {fields['width']}, the input size of its output projection"
         )
     return {}
 
@@ -126,8 +126,8 @@ SEED_OSS = llama_layout(
 def _check_internlm3(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["qkv_bias"] != fields["mlp_bias"]:
         raise ConfigError(
-            "config.json: an internlm3 whose qkv_bias differs from its bias is not supported: transformers runs it as "
-            "a LLaMA, and refuses it, too"
+            "config.json: qkv_bias and bias of an internlm3 must be equal: transformers runs it as a LLaMA and refuses "
+            "other configs"
         )
     return {}
 

@@ -71,7 +71,7 @@ def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     if norms > 2 or (norms == 2 and not new) or (new and not parallel):
         raise ConfigError(
             f"config.json: {NEW} {new} with parallel_attn {parallel} and num_ln_in_parallel_attn {norms}: "
-            f"transformers fails on it; one norm goes with both kinds, two with {NEW} and parallel_attn true"
+            f"transformers fails on these; 2 norms need {NEW} true, which itself needs parallel_attn true"
         )
     order = ("parallel" if norms == 2 else "joint") if parallel else "pre"
     if new:
@@ -81,7 +81,7 @@ def _read_falcon(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
     if config.whole("num_kv_heads", heads) != heads:
         raise ConfigError(
             f"config.json: num_kv_heads {config.get('num_kv_heads')} of {heads} heads needs {NEW}: true; without it "
-            "there is one (multi_query) or as many as heads"
+            f"num_kv_heads is 1 (multi_query) or {heads}"
         )
     return {"order": order, "kv_heads": heads}
 

@@ -100,7 +100,7 @@ def _read_minimax(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
         return {"positions": replace(rotary, dims=dims)}
     if dims != (rotary.dims or fields["head_dim"]):
         raise ConfigError(
-            f"config.json: rotary_dim is {dims}, but {PARTIAL} makes it {rotary.dims}; drop one"
+            f"config.json: rotary_dim is {dims}, but {PARTIAL} makes it {rotary.dims}; remove one"
         )
     return {}
 

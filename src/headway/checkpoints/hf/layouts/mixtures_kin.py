@@ -50,7 +50,7 @@ def _read_interval(config: ConfigReader, layers: int) -> list[bool]:
     first, last, step = (config.get(f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
     if not all(isinstance(n, int) for n in (first, last, step)) or step < 1:
         raise config.wrong(
-            "moe_layer_interval", "like start_index and end_index a whole number", (first, last, step)
+            "moe_layer_interval", "a whole number above 0, and start and end index whole", (first, last, step)
         )
     last = layers - 1 if last == -1 else last
     return [first <= i <= last and (i + 1) % step == 0 for i in range(layers)]

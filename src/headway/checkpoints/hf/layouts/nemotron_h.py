@@ -59,7 +59,7 @@ def _kinds(config: ConfigReader) -> list[str]:
         kinds = [LETTERS[letter] for letter in letters]
     if not isinstance(kinds, list):
         raise config.wrong(
-            "layers_block_type", "the kinds of layers (hybrid_override_pattern as text)", kinds
+            "layers_block_type", "a list of layer types (or hybrid_override_pattern a text)", kinds
         )
     return [OLD.get(kind, kind) for kind in layer_types(kinds, len(kinds), (*LETTERS.values(), *OLD))]
 
@@ -68,17 +68,15 @@ def _read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = _kinds(config)
     for key, field in TWINS.items():
         if config.get(key) not in (None, fields[field]):
-            raise config.wrong(
-                key, f"{fields[field]}, which is what transformers takes for it", config.get(key)
-            )
+            raise config.wrong(key, f"{fields[field]}, which transformers uses for it", config.get(key))
     pairs: list[list[str]] = []
     for i, kind in enumerate(kinds):
         if kind not in FEEDS:
             pairs.append([kind])
         elif not pairs or len(pairs[-1]) == 2:
             raise ConfigError(
-                f"config.json: layer {i} is {kind}, with none before it that mixes tokens; headway has a feed-forward "
-                "behind each of these at most"
+                f"config.json: layer {i} is {kind}, which must directly follow an attention or mamba layer: headway "
+                "has at most one feed-forward after each"
             )
         else:
             pairs[-1].append(kind)

@@ -181,7 +181,7 @@ def _read_padding(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, 
     pad = config.get("pad_token_id")
     if type(pad) is not int or pad < 0:
         raise ConfigError(
-            f'config.json: positions of an m2m_100 begin behind "pad_token_id", so it must be an id; got {pad!r}'
+            f'config.json: "pad_token_id" of an m2m_100 must be a token id (positions begin after it), got {pad!r}'
         )
     return {"positions": Sinusoidal(pairing="halves", closed=True, first=pad + 1)}
 

@@ -67,8 +67,8 @@ def stated(family: str) -> Part:
     def read(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         if not any(config.get(key) for key in SCALINGS):
             raise ConfigError(
-                f"config.json: there are no rope_parameters, and transformers has a scaling of its own for {family}: "
-                "state them, as it does in the files that it writes"
+                f"config.json lacks rope_parameters, for which transformers has a default of its own in {family}; add "
+                "them as transformers saves them"
             )
         return {}
 
@@ -104,7 +104,7 @@ def _read_windows(
     if where in ("none", "all") and set(kinds or [FULL]) != {FULL}:
         raise ConfigError(
             f"config.json: transformers ignores layer_types for model_type {config.get('model_type')} (it lists "
-            f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
+            f"{', '.join(sorted(set(kinds or ())))}); remove it, or use model_type ministral, qwen2 or qwen3"
         )
     size, switch = config.get("sliding_window"), config.get("use_sliding_window")
     if where == "late" and not config.flag("use_sliding_window"):
@@ -112,8 +112,8 @@ def _read_windows(
     windowed = from_foreign("sliding_window", size)
     if where != "late" and switch is False and size is not None:
         raise ConfigError(
-            f"config.json: use_sliding_window is false, but sliding_window is {size}, and this family has no such "
-            "switch: transformers would ignore it; set sliding_window to null for no window"
+            f"config.json: use_sliding_window is false, but transformers ignores it in this family and applies "
+            f"sliding_window {size}; set sliding_window to null for no window"
         )
     if where in ("none", "all") or (where == "layer" and kinds is None):
         return (windowed,) * layers
@@ -122,7 +122,7 @@ def _read_windows(
         return tuple(windowed if i >= first else Causal() for i in range(layers))
     if SLIDING in kinds and size is None:
         raise ConfigError(
-            "config.json: layer_types has sliding_attention layers, but there is no window "
+            "config.json: layer_types has sliding_attention layers, but no window is set "
             f"(sliding_window {config.get('sliding_window')!r}, use_sliding_window {switch!r})"
         )
     return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)

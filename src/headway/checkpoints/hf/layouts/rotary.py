@@ -190,8 +190,8 @@ def _swapped(heads: int) -> Change:
 def _check_nanochat(config: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if (factor := fields["positions"].amplitude) != 1:
         raise ConfigError(
-            f"config.json: rope_parameters of a nanochat multiply queries and keys by {factor:g} in front of their "
-            "norms, which take it away again: give another rope_type"
+            f"config.json: rope_parameters of a nanochat scale queries and keys by {factor:g} before their norms, "
+            "which undo it; choose a rope_type without an attention factor"
         )
     return {}
 

@@ -62,7 +62,7 @@ def _read_ssd(config: ConfigReader, fields: Mapping[str, Any], keys: Sequence[st
     ssd = SSDSpec(**sizes)
     if ssd.channels[2] != inner:
         raise ConfigError(
-            f"config.json: {parts[0]} {heads} of {parts[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
+            f"config.json: {parts[0]} {heads} x {parts[3]} {ssd.value_size} must be {expand} x hidden_size = {inner}"
         )
     return ssd
 

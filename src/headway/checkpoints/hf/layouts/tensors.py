@@ -65,7 +65,7 @@ def imported(
     for old in tensors.forms:
         new = next((old.removesuffix(a) + b for a, b in names.renamed.items() if old.endswith(a)), old)
         if new in modern:
-            raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
+            raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; remove one")
         modern[new] = old
     tensors = tensors.renamed(modern)
     stored = dict(tensors.forms)
@@ -81,8 +81,8 @@ def imported(
             source[first] = second
         elif tied and not torch.equal(tensors[second], tensors[first]):
             raise CheckpointError(
-                f"{path}: {second} and {first} are one tensor in this model, but differ: config.json is another "
-                "model's (tie_word_embeddings, if the second is a matrix of its own), or the file is damaged"
+                f"{path}: {second} and {first} are tied in config.json, but differ in the file: set "
+                "tie_word_embeddings to false if both are trained; otherwise config.json or the file is wrong"
             )
     absent: dict[str, Form] = {}
     for name, other in names_here.stand_in.items():
@@ -98,8 +98,8 @@ def imported(
             stored[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
         ):
             raise CheckpointError(
-                f"{path}: {name} is not what it is in every model of the sizes in config.json ({list(shape)}), and "
-                "would be ignored: config.json is another model's, or the file is damaged"
+                f"{path}: {name} must be the constant of shape {list(shape)} that follows from config.json, but "
+                "differs: config.json is another model's, or the file is damaged"
             )
     present = {n: stored[source[n]] for n in expected if source[n] in stored}
     extra = {n for n in stored if n not in expected and n not in pairs and n not in constants}
@@ -266,7 +266,7 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
     and shapes of such a model cannot be listed."""
     if spec.layers > len(tensors):
         raise CheckpointError(
-            f"{path}: {described_by} has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
+            f"{path}: {described_by} has {spec.layers:,} layers, but the weights have only {len(tensors):,} tensors"
         )
     if cost.parameter_count(spec) >= 2**60:
         raise CheckpointError(
