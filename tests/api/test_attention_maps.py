@@ -245,8 +245,8 @@ def test_what_is_not_there_is_refused() -> None:
     lm = loaded(SPECS["window with sinks, full"])
     for options, match in (
         ({"layers": [2]}, r"layers: there is no 2 among 0\.\.1 \(or -2\.\.-1 from the end\)"),
-        ({"layers": [0, -2]}, r"layers: numbers that differ from each other are needed, one or more"),
-        ({"layers": []}, "layers: numbers that differ"),
+        ({"layers": [0, -2]}, r"layers: give one or more numbers without duplicates"),
+        ({"layers": []}, "layers: give one or more numbers"),
         ({"heads": 4}, r"heads: there is no 4 among 0\.\.3"),
         ({"heads": ["a"]}, "heads: there is no 'a'"),
     ):

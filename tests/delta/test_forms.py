@@ -179,13 +179,13 @@ def test_what_does_not_fit_is_said() -> None:
         ((q, k, v, log_decay[..., None], beta), {}, r"log_decay must be \[2, 2, 5\] or \[2, 2, 5, 4\]"),
         ((q, k, v, log_decay, beta[:1]), {}, "beta must be"),
         ((q, k, v, log_decay, beta), {"past": past[..., :2]}, "past must be"),
-        ((q, k, v, log_decay, beta), {"past": past.float()}, r"past is in torch\.float64"),
+        ((q, k, v, log_decay, beta), {"past": past.float()}, r"past must be torch\.float64"),
         ((q, k, v.float(), log_decay, beta), {}, "share a dtype"),
         ((q, k, v, log_decay.long(), beta), {}, "log_decay must be floating point"),
         ((q, k, v, log_decay, beta), {"tokens": Tokens.range(4)}, "1 rows of 4 slots"),
         ((q, k, v, log_decay, beta), {"form": "chunk"}, r'no form .chunk. .did you mean "chunked"'),
         ((q, k, v, log_decay, beta), {"form": "kernel"}, "cannot run: the kernels take float32 and bf16"),
-        ((q[0], k, v, log_decay, beta), {}, "are .batch, heads, slots, width."),
+        ((q[0], k, v, log_decay, beta), {}, "must be .batch, heads, slots, width."),
         ((q, k, v[:, :1].repeat(1, 3, 1, 1), log_decay, beta), {}, "must be"),
     ]
     for arguments, options, message in calls:

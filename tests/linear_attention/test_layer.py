@@ -169,7 +169,7 @@ def test_caches_that_do_not_fit_the_layer() -> None:
         (
             layer_of(positions=Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8))),
             cache_of(layer_of(), 3),
-            "earlier keys are rotated anew as a row grows, but they have been summed",
+            "rotation of earlier keys changes as a row grows, but a cache keeps only their sum",
         ),
     ]
     for layer, cache, message in cases:

@@ -103,14 +103,16 @@ FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} fo
 
 def _reason(fields: Mapping[str, Any]) -> str | None:
     """Returns part of the message why a model with these fields is not native, None if it is."""
-    norms = {"rotated": "before they rotate them"}
+    norms = {"rotated": "qk_norm='rotated'"}
     if fields.get("norm") == "layer":
-        norms["head"] = "by their mean square alone"
+        norms["head"] = "qk_norm by RMSNorm only"
     reasons = [
-        "lets queries grow" if getattr(fields.get("positions"), "grows", False) else None,
+        "support query_growth" if getattr(fields.get("positions"), "grows", False) else None,
         norms.get(fields.get("qk_norm", "none")),
-        "know the activation" if fields.get("activation") in ("relu2", "xielu", "clamped_swiglu") else None,
-        "no dense layer in front" if "head" in fields and fields["head"].dense else None,
+        "support the activation"
+        if fields.get("activation") in ("relu2", "xielu", "clamped_swiglu")
+        else None,
+        "support a dense layer before" if "head" in fields and fields["head"].dense else None,
     ]
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -126,12 +128,13 @@ DENSE = {"head": Head("lm", dense="gelu")}
 
 OTHER_LAYERS = {
     **dict.fromkeys(
-        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "lara_mini"), "whole 16 numbers"
+        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "lara_mini"),
+        "values in multiples of 16",
     ),
-    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "know no SSD"),
-    "falcon_h1": "no AttentionBeside",
-    "gemma3n_text": "one residual stream",
-    "gemma4_text": "no embeddings and no factors",
+    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "do not support SSD"),
+    "falcon_h1": "do not support AttentionBeside",
+    "gemma3n_text": "altup and laurel",
+    "gemma4_text": "per_layer_embedding and layer_scalar",
 }
 KINDS: dict[str, Kind] = {
     **{
@@ -153,8 +156,8 @@ KINDS: dict[str, Kind] = {
     "norms behind rotations": Kind({"qk_norm": "rotated"}, _reason({"qk_norm": "rotated"})),
     "layer norms of queries": Kind(LAYERED, _reason(LAYERED)),
     "queries that grow": Kind(GROWING, _reason(GROWING)),
-    "factors of a feed-forward": Kind({"mlp_scale": 0.5}, "no factors of a feed-forward"),
-    "factors of gates": Kind({"mlp_gate_scale": 0.5}, "no factors of a feed-forward"),
+    "factors of a feed-forward": Kind({"mlp_scale": 0.5}, "mlp_scale and mlp_gate_scale"),
+    "factors of gates": Kind({"mlp_gate_scale": 0.5}, "mlp_scale and mlp_gate_scale"),
     "a layer without a feed-forward": Kind({"layer_hidden": (0, None)}),
     "a dense layer in front of the output": Kind(DENSE, _reason(DENSE)),
     "experts in some layers": Kind({"experts": (None, Experts(count=4, top=2))}),
@@ -183,7 +186,7 @@ KINDS: dict[str, Kind] = {
         for weights in WEIGHTS
     },
     "experts with adapters": Kind(
-        {"experts": SOME}, "no adapters of experts", adapted(Lora(rank=2))
+        {"experts": SOME}, "support adapters of experts", adapted(Lora(rank=2))
     ),
     "experts that clamp": Kind(
         {"activation": "clamped_swiglu", "experts": SOME}, "'clamped_swiglu'"
@@ -194,7 +197,7 @@ KINDS: dict[str, Kind] = {
         )
         for decay, gate, rank in [("head", "silu", None), ("channel", "sigmoid", 6), ("channel", "silu", None)]
     },
-    "delta of odd values": Kind({"mixers": (DeltaSpec(**STATE), Softmax())}, "whole 16 numbers"),
+    "delta of odd values": Kind({"mixers": (DeltaSpec(**STATE), Softmax())}, "values in multiples of 16"),
     **{
         f"short convolutions {bias}": Kind({"mixers": (ShortConv(conv=3, bias=bias), Softmax()), "order": order})
         for bias, order in [(True, "pre"), (False, "sandwich")]
@@ -218,7 +221,7 @@ KINDS: dict[str, Kind] = {
     "dilated": Kind({"patterns": Causal() & Window.last(3, step=2)}),
     "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "one pattern for all heads"),
     "linear attention": Kind({"mixers": LinearAttentionSpec(), "positions": NoPositions()}),
-    "wide heads": Kind({"head_dim": 520}, "heads of 1 to 512"),
+    "wide heads": Kind({"head_dim": 520}, "head sizes from 1 to 512"),
     "scaled logits": Kind({"logit_scale": 0.3}),
     "hooks": Kind({}, "hooks", hooked),
     "another feed-forward": Kind({}, "no Identity", other_mlp),

@@ -150,14 +150,16 @@ def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
 
 
 def test_impossible_plans_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 rows of 10{15} tokens are more than the 1099511627776 .* lower"):
+    with pytest.raises(
+        ValueError, match=r"2 rows of 10{15} tokens exceed the limit of 1099511627776 .* lower"
+    ):
         report_of(catalog.spec("llama-2-7b"), context=10**15)
     with pytest.raises(ValueError, match="context, source and batch must be at least 1, got 0, None and 2"):
         report_of(catalog.spec("llama-2-7b"), context=0)
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
     with pytest.raises(ValueError, match="takes rows of at most 512 tokens, 4096 were asked for"):
         report_of(limited)
-    with pytest.raises(ValueError, match="source=8 is the length of an encoder-decoder's sources"):
+    with pytest.raises(ValueError, match="source=8 is for encoder-decoders only"):
         report_of(catalog.spec("llama-2-7b"), source=8)
 
 

@@ -190,7 +190,7 @@ def test_what_cannot_be_is_refused() -> None:
         Adapter.of(model, "b")
     with pytest.raises(ConfigError, match=r"the model has no layer model\.layers\.0\.mlp\.gate_proj"):
         attach(small("gpt_neox"), adapter)
-    with pytest.raises(ConfigError, match="a rank of 1 or more"):
+    with pytest.raises(ConfigError, match="a rank of at least 1"):
         Lora(rank=0)
     quantized = small()
     for layer in block_linears(quantized).values():
