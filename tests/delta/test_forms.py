@@ -174,7 +174,7 @@ def test_rows_without_tokens_keep_their_state() -> None:
 def test_what_does_not_fit_is_said() -> None:
     q, k, v, log_decay, beta, past = draw(5)
     calls: list[tuple[tuple[Tensor, ...], dict[str, object], str]] = [
-        ((q[..., :2], k, v, log_decay, beta), {}, r"q must be \[2, 1, 5, 4\] beside v"),
+        ((q[..., :2], k, v, log_decay, beta), {}, r"q must be \[2, 1, 5, 4\] for v"),
         ((q, k, v[:, :, 1:], log_decay, beta), {}, "k must be"),
         ((q, k, v, log_decay[..., None], beta), {}, r"log_decay must be \[2, 2, 5\] or \[2, 2, 5, 4\]"),
         ((q, k, v, log_decay, beta[:1]), {}, "beta must be"),

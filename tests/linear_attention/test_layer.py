@@ -197,7 +197,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             other(X, memory=memory, **options)
-    with pytest.raises(ConfigError, match="memory_tokens describe"):
+    with pytest.raises(ConfigError, match="memory_tokens needs memory="):
         layer(X, memory_tokens=at)
     with pytest.raises(ConfigError, match=r"memory has 2 rows, x has 3"):
         layer(X, memory=memory[:2])

@@ -217,6 +217,8 @@ def test_what_stands_beside_attention_needs_its_state_and_x_alone() -> None:
         pytest.raises(ConfigError, match="no state for the mixer beside attention"),
     ):
         layer(x, tokens=packed.tokens, cache=cache.pages[0])
+    with pytest.raises(ConfigError, match="for 4 layers and 1 rows, the call has 8 layers and 1 rows"):
+        build(spec, seed=0)(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
     with pytest.raises(ConfigError, match="layers of state-space duality keep one state of all tokens"):
         build(spec, seed=0).make_cache(1, slack=2)
     with pytest.raises(ConfigError, match="tensor parallel does not support state-space duality yet"):

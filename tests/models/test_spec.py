@@ -61,6 +61,7 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ({"layers": True}, "layers must be a whole number of at least 1, got True"),
         ({"max_context": 0}, "max_context must be a whole number of at least 1, got 0"),
         ({"norm_eps": 0.0}, r"norm_eps must be above 0 and below 1, got 0\.0"),
+        ({"norm_eps": "1e-5"}, "norm_eps must be above 0 and below 1, got '1e-5'"),
         ({"attention_dropout": 1.0}, "attention_dropout must be a probability from 0 to below 1"),
         ({"qk_norm": True}, r"no qk_norm True.*there are none, head, all"),
         ({"norm_offset": -1.0}, r"norm_offset must be a number from 0 to 1, got -1\.0"),

@@ -244,7 +244,7 @@ def test_a_form_from_outside_is_one_class(adapters: str, monkeypatch: pytest.Mon
     test_every_cell_is_the_formula("signs", "whole", adapters)
     layer = layer_of("signs", adapters)
     assert layer.kept.native() == "the kernels do not support weights in signs"
-    assert "no parts" in (layer.kept.part_reason(0, range(8)) or "")
+    assert "cannot be sharded" in (layer.kept.part_reason(0, range(8)) or "")
 
 
 @torch.no_grad()

@@ -72,7 +72,7 @@ def check(spec: Any) -> None:
     for what, (names, holds) in NUMBERS.items():
         for name in names:
             value = getattr(spec, name)
-            if value is not None and not holds(value):
+            if value is not None and not (isinstance(value, int | float) and holds(value)):
                 raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
     for name, choices in CHOICES.items():
         value = getattr(spec, name)
