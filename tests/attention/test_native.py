@@ -63,7 +63,7 @@ def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(dtype=torch.float64) == "its kernels take float32 and bfloat16, not float64"
     assert reason(RelativeKey(torch.ones(3, 8))) == "its kernels do not support score=RelativeKey"
     assert reason(Bias(torch.ones(5, 5))) == "it does not support a bias tensor per slot"
-    assert reason(*[SoftCap(3.0)] * 9) == "its kernels take up to 8 scores"
+    assert reason(*[SoftCap(3.0)] * 9) == "its kernels take up to 8 scores, not 9"
     assert reason(ALiBi((1.0, 2.0))) == "ALiBi is for 2 heads, the call has 4"
     assert reason(RelativeBias(torch.ones(32, 3))) == "RelativeBias is for 3 heads, the call has 4"
     moved = Tokens.range(5).with_position(torch.arange(5)[None] * 2)

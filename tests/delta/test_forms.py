@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_said() -> None:
     for arguments, options, message in calls:
         with pytest.raises(HeadwayError, match=message):
             delta_attend(*arguments, **options)  # type: ignore[arg-type]
-    with pytest.raises(HeadwayError, match="of one document per row"):
+    with pytest.raises(HeadwayError, match="rows must hold one document each"):
         delta_transition(k, v, log_decay, beta, tokens=Tokens.packed([[2, 3]]))
     first = delta_transition(k, v, log_decay, beta)
     with pytest.raises(HeadwayError, match="do not compose"):

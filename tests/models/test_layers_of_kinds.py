@@ -139,10 +139,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "of itself": ({"mixers": (*MIXERS[:4], Softmax(kv_from=4), MIXERS[5])}, "layer 4 has kv_from=4, which must"),
     "no number": ({"mixers": (*MIXERS[:4], Softmax(kv_from="x"), MIXERS[5])}, "layer 4 has kv_from='x'"),
     "of one without": ({"mixers": (*MIXERS[:5], Softmax(kv_from=4))}, "layer 5 has kv_from=4, which must"),
-    "of another pattern": ({"mixers": (*MIXERS[:5], Softmax(kv_from=0))}, "another pattern"),
+    "of another pattern": ({"mixers": (*MIXERS[:5], Softmax(kv_from=0))}, "both need the same pattern"),
     "of other positions": (
-        {"mixers": (*MIXERS[:5], Softmax(kv_from=0)), "patterns": (Causal(),)}, "another positions"),
-    "and sizes": ({"mixers": (*MIXERS[:5], Softmax(kv_from=1, kv_heads=1))}, r"give Softmax\(kv_from=1\) alone"),
+        {"mixers": (*MIXERS[:5], Softmax(kv_from=0)), "patterns": (Causal(),)}, "both need the same positions"),
+    "and sizes": ({"mixers": (*MIXERS[:5], Softmax(kv_from=1, kv_heads=1))}, r"give Softmax\(kv_from=1\) without"),
     "kv heads": ({"mixers": (Softmax(kv_heads=4),)}, "layer 0: "),
     "no kv heads": ({"mixers": (Softmax(kv_heads=0),)}, "kv_heads of layer 0"),
     "an odd head": ({"mixers": (Softmax(head_dim=7),)}, "head_dim 7 is odd"),

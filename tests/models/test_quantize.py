@@ -78,7 +78,7 @@ def test_a_weight_that_is_no_number_is_named_and_nothing_is_changed(weights: str
         broken = fresh()
         broken.get_parameter(name).data[5] = value
         with pytest.raises(
-            ConfigError, match=rf"{name} has \d+ of .* the first at \[5.*\({value}\).*from before"
+            ConfigError, match=rf"{name} has \d+ of .* the first at \[5.*\({value}\).*use an earlier"
         ):
             quantize_model(broken, weights)
         assert not quantized_layers(broken)

@@ -216,8 +216,8 @@ MOVING = {
         ({"head_dim": 5, "positions": Rotary(pairing="halves")}, "head_dim 5 is odd"),
         ({"width": 25}, "width 25 is not a multiple of 6 heads; give head_dim"),
         ({"head_dim": 0}, "head_dim and value_dim must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
-        ({"output_dropout": -0.1}, "output_dropout is a probability from 0 to below 1, got -0.1"),
+        ({"dropout": 1.0}, "dropout must be a probability from 0 to below 1, got 1.0"),
+        ({"output_dropout": -0.1}, "output_dropout must be a probability from 0 to below 1, got -0.1"),
     ],
 )
 def test_impossible_layers_are_refused(given: dict[str, object], message: str) -> None:

@@ -180,9 +180,9 @@ def test_what_cannot_be_is_refused() -> None:
     model = small()
     adapter = trained(model, Lora(rank=2))
     attach(model, adapter, "a")
-    with pytest.raises(ConfigError, match="'a' is there already"):
+    with pytest.raises(ConfigError, match="the adapter name 'a' exists already"):
         attach(model, adapter, "a")
-    with pytest.raises(ConfigError, match=r"'a\.b' is no name"):
+    with pytest.raises(ConfigError, match=r"the adapter name 'a\.b' is empty or has a dot"):
         attach(model, adapter, "a.b")
     with pytest.raises(ConfigError, match=r"there is no adapter 'aa' \(did you mean \"a\"\?\); there are a"):
         set_active(model, ["aa"])

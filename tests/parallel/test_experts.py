@@ -285,7 +285,7 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
     def of_two(exchange: Exchange) -> None:
         ranks, adapted = ExpertParallel(exchange), model_of()
         attach(adapted, Adapter.fresh(adapted, Lora(rank=2)))
-        with pytest.raises(ConfigError, match="experts of a model with adapters"):
+        with pytest.raises(ConfigError, match="models with adapters are not supported"):
             shard_experts(adapted, ranks)
         with pytest.raises(ConfigError, match=r"activation_dropout=0.1 is not supported"):
             shard_experts(model_of(activation_dropout=0.1), ranks)

@@ -235,7 +235,9 @@ def test_a_model_is_shared_once_and_as_it_is_trained() -> None:
         shard(narrow, tensor)
     quantized = four_heads("full").float().eval()
     quantize_model(quantized, "int8")
-    with pytest.raises(ConfigError, match="o_proj has weights in int8 in groups of 32 inputs, and 16 inputs"):
+    with pytest.raises(
+        ConfigError, match="o_proj has weights in int8 in groups of 32 inputs, which 16 inputs per process"
+    ):
         shard(quantized, tensor)
 
 

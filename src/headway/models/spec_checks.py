@@ -285,7 +285,7 @@ def expand_experts(
     widths = [hidden if e is None else e.hidden for e in each]
     if hidden not in widths:
         raise ConfigError(
-            f"ModelSpec: hidden={hidden} is the width of no layer: all have experts of {widths[0]}; set hidden="
+            f"ModelSpec: hidden={hidden} is the width of no layer: all have experts of {widths[0]}; give hidden="
             f"{widths[0]}"
         )
     if not all(widths):
