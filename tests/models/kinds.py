@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
     "a gate of each channel": Kind({"gate": "channel", "order": "parallel"}),
     "gates and sinks": Kind({"gate": "head", "sink_logit": True, "kv_heads": 2}, change=sunk),
     "gated sums": Kind({"gate": "channel", "mixers": LinearAttentionSpec()}),
-    "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "no softplus of an output gate"),
+    "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "gate_act='softplus'"),
     "experts": Kind({"experts": Experts(count=5, top=2)}),
     "experts by sigmoids": Kind(
         {"experts": Experts(count=8, top=3, score="sigmoid", choice_bias=True, sum_eps=0.3, scale=2.5, **GROUPED)}
