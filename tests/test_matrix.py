@@ -241,22 +241,22 @@ COLUMNS: Mapping[str, Callable[[str], None]] = {
 OF_ANY = ("adapters", "int8", "int4", "nf4", "ranks")
 """Columns that hold for encoders, too."""
 EXPERTS = "gpt-oss qwen3-moe mixtral qwen2-moe glm-4.5"
-NORMED = "the kernels norm queries and keys before they rotate them"
-CLAMPED = "the kernels do not know the activation 'clamped_swiglu'"
+NORMED = "the kernels do not support qk_norm='rotated'"
+CLAMPED = "the kernels do not support the activation 'clamped_swiglu'"
 HOLES: Mapping[tuple[str, str], str] = {
     ("native steps", "hunyuan"): NORMED,
     ("exact", "hunyuan"): f"{NORMED}; leave exact out",
     ("native steps", "gpt-oss"): CLAMPED,
     ("exact", "gpt-oss"): f"{CLAMPED}; leave exact out",
-    ("native steps", "falcon-h1"): "the kernels know softmax attention, and no AttentionBeside",
-    ("exact", "falcon-h1"): "the kernels know softmax attention, and no AttentionBeside; leave exact out",
-    ("native steps", "nemotron-h"): "the kernels of a step know no SSD",
-    ("exact", "nemotron-h"): "the kernels of a step know no SSD; leave exact out",
+    ("native steps", "falcon-h1"): "the kernels do not support AttentionBeside",
+    ("exact", "falcon-h1"): "the kernels do not support AttentionBeside; leave exact out",
+    ("native steps", "nemotron-h"): "the kernels do not support SSD",
+    ("exact", "nemotron-h"): "the kernels do not support SSD; leave exact out",
     (
         "drafts",
         "qwen3.5 lfm2 falcon-h1 nemotron-h",
     ): "whose state cannot be rolled back to drop rejected tokens; leave the draft out",
-    ("ranks", "qwen3.5 lfm2 falcon-h1 nemotron-h"): "tensor parallel: ranks cannot share the heads of",
+    ("ranks", "qwen3.5 lfm2 falcon-h1 nemotron-h"): "tensor parallel does not support",
 }
 """Column and families -> text of the error."""
 

@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused_not_replaced() -> None:
     q = torch.randn(1, 2, 5, 8)
     with pytest.raises(
         BackendError,
-        match=r'backend="sdpa" cannot run this call: it has no dropout keyed by place; .*would take (native|dense)',
+        match=r'backend="sdpa" cannot run this call: it does not support dropout; .*would take (native|dense)',
     ):
         attend(q, q, q, Causal(), dropout=0.1, backend="sdpa")
     with pytest.raises(BackendError, match=r"unknown backend 'band'.*banded"):

@@ -244,15 +244,15 @@ def test_translators_are_those_of_transformers(name: str, tmp_path: Path) -> Non
 def test_what_is_not_there_is_refused() -> None:
     lm = loaded(SPECS["window with sinks, full"])
     for options, match in (
-        ({"layers": [2]}, r"layers: there is no 2 among 0\.\.1 \(or -2\.\.-1 from the end\)"),
-        ({"layers": [0, -2]}, r"layers: numbers that differ from each other are needed, one or more"),
-        ({"layers": []}, "layers: numbers that differ"),
-        ({"heads": 4}, r"heads: there is no 4 among 0\.\.3"),
-        ({"heads": ["a"]}, "heads: there is no 'a'"),
+        ({"layers": [2]}, r"layers: 2 is not in 0\.\.1 \(or -2\.\.-1, counted from the end\)"),
+        ({"layers": [0, -2]}, r"layers: give one or more numbers without duplicates"),
+        ({"layers": []}, "layers: give one or more numbers"),
+        ({"heads": 4}, r"heads: 4 is not in 0\.\.3"),
+        ({"heads": ["a"]}, "heads: 'a' is not in"),
     ):
         with pytest.raises(ConfigError, match=match):
             lm.attention("the cat", **options)
-    with pytest.raises(ConfigError, match=r"layers: there is no 3 among 0\.\.2"):
+    with pytest.raises(ConfigError, match=r"layers: 3 is not in 0\.\.2"):
         lm.hidden_states("the cat", layers=3)
     with pytest.raises(DataError, match="take one text or its token ids, got several"):
         lm.attention(["the cat", "a dog"])

@@ -10,7 +10,7 @@ from headway.attention.call import Call
 from headway.heads import Heads
 from headway.patterns import Causal
 
-ORDER = "the tokens of a document must lie side by side, in order and each once"
+ORDER = "the tokens of a document must be contiguous, in order and unique"
 SLOTS = "queries and keys must be the same slots"
 ROW = Tokens.range(4)
 

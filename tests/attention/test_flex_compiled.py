@@ -96,9 +96,9 @@ def test_refusals_say_why() -> None:
     keep = torch.ones(1, 1, 150, 150, dtype=torch.bool, device=DEVICE)
     bias = Bias(torch.zeros(1, 1, 150, 150, dtype=DTYPE, device=DEVICE))
     for options, message in (
-        ({"dropout": 0.1}, "no dropout keyed by place"),
-        ({"keep": keep}, "takes no `keep` mask"),
-        ({"score": bias}, "no bias tied to slots"),
+        ({"dropout": 0.1}, "does not support dropout"),
+        ({"keep": keep}, "does not support a keep mask"),
+        ({"score": bias}, "does not support a bias tensor per slot"),
     ):
         with pytest.raises(BackendError, match=f'backend="flex" cannot run this call: .*{message}'):
             attend(q, k, v, Causal(), backend="flex", **options)
@@ -130,7 +130,7 @@ def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert double.what == "banded"
     assert ("flex", "FlexAttention's CUDA kernel has no float64") in double.rejected
     narrow = choose(Window.last(512), queries=8192, keys=8192, heads=8, device="cuda", head_dim=8)
-    assert ("flex", "FlexAttention's CUDA kernel takes 16 to 256 per head, not [8]") in narrow.rejected
+    assert ("flex", "FlexAttention's CUDA kernel takes head sizes from 16 to 256, not [8]") in narrow.rejected
     monkeypatch.setattr(split_decode, "has_triton", lambda: False)
     plain = choose(Window.last(512), queries=12, keys=8192, heads=8, device="cuda", paged=True)
     assert ("triton", "Triton is not installed here (pip install triton)") in plain.rejected

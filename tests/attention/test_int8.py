@@ -174,16 +174,16 @@ Change = Callable[[dict[str, Any]], None]
 BAD: dict[str, tuple[Change, str]] = {
     "no scales": (
         lambda a: a.update(k_scale=None, v_scale=None),
-        "must be floating point, got torch.int8; int8 keys and values come with k_scale and v_scale",
+        "must be floating point, got torch.int8; int8 keys and values need k_scale and v_scale",
     ),
-    "one scale": (lambda a: a.update(v_scale=None), "k_scale and v_scale are given both or neither"),
+    "one scale": (lambda a: a.update(v_scale=None), "give k_scale and v_scale both or neither"),
     "one scale of numbers": (
         lambda a: a.update(k=a["k"].float(), v=a["v"].float(), k_scale=None),
-        "given both or neither",
+        "give k_scale and v_scale both or neither",
     ),
     "scales of numbers": (
         lambda a: a.update(v=a["v"].float()),
-        "k_scale and v_scale are of int8 keys and values, got torch.float32",
+        "k_scale and v_scale are for int8 keys and values, got torch.float32",
     ),
     "a scale per row": (
         lambda a: a.update(k_scale=a["k_scale"][..., :1]),
@@ -195,7 +195,7 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "gradients": (
         lambda a: a.update(q=a["q"].requires_grad_()),
-        "a gradient is asked for, and int8 keys and values have none: call it under torch.no_grad()",
+        "int8 keys and values have no backward; call it under torch.no_grad()",
     ),
 }
 

@@ -20,19 +20,19 @@ NAN, INF = float("nan"), float("inf")
 NUMBERS = (torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16)
 SHAPES = ((11, 11), (2, 11, 11), (2, 11), (11,), (2, 1, 1, 11, 11), (2, 4, 11, 10))
 TENSORS: list[tuple[tuple[Any, ...], str]] = [
-    ((Q[0], K, V), r"are \[batch, heads, slots, width\]"),
+    ((Q[0], K, V), r"must be \[batch, heads, slots, width\]"),
     ((Q, K, V[:, :, :5]), "same heads and slots"),
     ((Q, K[..., :4], V), "q and k must have the same width"),
-    ((Q, K[:1], V[:1]), "as many rows"),
+    ((Q, K[:1], V[:1]), "same batch size"),
     ((Q[:, :3], K, V), r"3 query heads cannot share 2 .* one of \[1, 3\]"),
     ((Q[:, :1], K, V), "1 query heads cannot share 2"),
     ((Q.half(), K.half(), V.half()), "float16 products run hundreds of times slower"),
     ((Q.long(), K.long(), V.long()), "must be floating point"),
-    ((Q[:, :, :5], K, V), r"5 queries and 11 keys under Causal\(\): say which tokens"),
+    ((Q[:, :, :5], K, V), r"5 queries and 11 keys under Causal\(\) have no defined alignment"),
     *(
         (
             tuple(t.numpy() if i == place else t for i, t in enumerate((Q, K, V))),
-            r"q, k and v are torch tensors .* got ndarray; torch.as_tensor",
+            r"q, k and v must be torch tensors .* got ndarray; convert an array by torch.as_tensor",
         )
         for place in range(3)
     ),
@@ -48,7 +48,7 @@ TENSORS: list[tuple[tuple[Any, ...], str]] = [
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
     ({"scale": NAN}, "scale must be finite, got nan"),
-    ({"scale": "a"}, "scale is one number for all scores, got 'a'"),
+    ({"scale": "a"}, "scale must be one number, got 'a'"),
     ({"scale": INF}, "scale must be finite, got inf"),
     ({"scale": -INF}, "scale must be finite, got -inf"),
     ({"q_tokens": Tokens.range(4), "k_tokens": Tokens.range(11)}, "q_tokens describe 1 rows of 4 slots"),
@@ -71,10 +71,10 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"score": [SoftCap(3.0), 1]}, "each step must be a Score .* got a int"),
 ]
 NO_PATTERNS: list[tuple[Any, str]] = [
-    (MASK[0, 0].bool(), r"got a Tensor of shape \(11, 11\); a mask goes .*: keep=mask"),
+    (MASK[0, 0].bool(), r"got a Tensor of shape \(11, 11\); pass a mask as keep=mask"),
     (Q.numpy(), "got a ndarray of shape .* keep=mask"),
-    (Causal, r"got the class Causal; give a value of it, Causal\(...\)"),
-    ("Causal()", r"got a str; parse\('Causal\(\)'\) makes a pattern of it"),
+    (Causal, r"got the class Causal; give an instance, Causal\(...\)"),
+    ("Causal()", r"got a str; convert it by headway.patterns.parse\('Causal\(\)'\)"),
     (3, "got 3 of type int"),
 ]
 VALUES: list[tuple[Callable[[], Any], str]] = [
@@ -106,7 +106,7 @@ VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: RelativeBias(torch.ones(32, 4), max_distance=9, bidirectional=False),
      "32 buckets hold 16 single distances .* below max_distance=9;"),
     (lambda: RelativeBias(torch.ones(3, 4)), "3 buckets hold 0 single distances .* at least 1"),
-    (lambda: attend_keys(Q, Tokens.range(11), [], Causal()), "at least one set of KeyValues"),
+    (lambda: attend_keys(Q, Tokens.range(11), [], Causal()), "no KeyValues are given; give at least one"),
 ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(("pattern", "text"), NO_PATTERNS)
 def test_what_is_no_pattern(pattern: Any, text: str) -> None:
     for call in (lambda: attend(Q, K, V, pattern), lambda: attention_weights(Q, K, pattern)):
-        with pytest.raises(PatternError, match=rf"the pattern is a Pattern such as Causal\(\), .*{text}"):
+        with pytest.raises(PatternError, match=rf"pattern must be a Pattern such as Causal\(\), .*{text}"):
             call()
 
 

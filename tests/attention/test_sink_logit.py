@@ -240,8 +240,8 @@ def test_under_context_parallel_it_is_merged_once(ranks: int, pattern: Pattern) 
 def test_it_is_a_number_for_each_query_head(wrong: object) -> None:
     q = torch.randn(1, 4, 5, 8)
     with pytest.raises(
-        PatternError, match=r"sink_logit has a number for each query head, floating point \[4\] on cpu, got"
+        PatternError, match=r"sink_logit must be floating point \[4\] \(one per query head\) on cpu, got"
     ):
         attend(q, q, q, Causal(), sink_logit=wrong)  # type: ignore[arg-type]
-    with pytest.raises(PatternError, match="attention_weights: sink_logit has a number"):
+    with pytest.raises(PatternError, match="attention_weights: sink_logit must be floating point"):
         attention_weights(q, q, Causal(), sink_logit=wrong)  # type: ignore[arg-type]

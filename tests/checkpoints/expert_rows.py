@@ -168,7 +168,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("minimax_m2", {"rotary_dim": 12}, "rotary_dim is 12"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
     ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval"),
-    ("dots1", {"n_group": 3}, "groups=3 do not divide 4 experts"),
+    ("dots1", {"n_group": 3}, "groups=3 must divide 4 experts"),
     ("exaone_moe", {"mlp_layer_types": ["sparse"]}, "a list of dense or sparse for 4 layers"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
     ("exaone_moe", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),

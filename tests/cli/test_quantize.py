@@ -85,13 +85,13 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "int3", "n"], "weights are not quantized to 'int3'"),
+        (["--weights", "int3", "n"], "there is no kind of weights 'int3'"),
         (["--weights", "int4", "m"], "m exists"),
         (
             ["--weights", "int4", "--group", "20", "n"],
-            "a multiple of 32 inputs, or of all (-1), not of 20",
+            "group must be a multiple of 32, or -1 for one scale per output, got 20",
         ),
-        (["--weights", "int4", "--output", "n"], "no output layer apart from its embedding"),
+        (["--weights", "int4", "--output", "n"], "an output layer that is not tied to the embedding"),
         (["--weights", "int4", "--limit", "9", "n"], "--limit counts tokens of a text"),
     ],
 )

@@ -174,24 +174,24 @@ def test_rows_without_tokens_keep_their_state() -> None:
 def test_what_does_not_fit_is_said() -> None:
     q, k, v, log_decay, beta, past = draw(5)
     calls: list[tuple[tuple[Tensor, ...], dict[str, object], str]] = [
-        ((q[..., :2], k, v, log_decay, beta), {}, r"q must be \[2, 1, 5, 4\] beside v"),
+        ((q[..., :2], k, v, log_decay, beta), {}, r"q must be \[2, 1, 5, 4\] for v"),
         ((q, k, v[:, :, 1:], log_decay, beta), {}, "k must be"),
         ((q, k, v, log_decay[..., None], beta), {}, r"log_decay must be \[2, 2, 5\] or \[2, 2, 5, 4\]"),
         ((q, k, v, log_decay, beta[:1]), {}, "beta must be"),
         ((q, k, v, log_decay, beta), {"past": past[..., :2]}, "past must be"),
-        ((q, k, v, log_decay, beta), {"past": past.float()}, r"past is in torch\.float64"),
+        ((q, k, v, log_decay, beta), {"past": past.float()}, r"past must be torch\.float64"),
         ((q, k, v.float(), log_decay, beta), {}, "share a dtype"),
         ((q, k, v, log_decay.long(), beta), {}, "log_decay must be floating point"),
         ((q, k, v, log_decay, beta), {"tokens": Tokens.range(4)}, "1 rows of 4 slots"),
         ((q, k, v, log_decay, beta), {"form": "chunk"}, r'no form .chunk. .did you mean "chunked"'),
         ((q, k, v, log_decay, beta), {"form": "kernel"}, "cannot run: the kernels take float32 and bf16"),
-        ((q[0], k, v, log_decay, beta), {}, "are .batch, heads, slots, width."),
+        ((q[0], k, v, log_decay, beta), {}, "must be .batch, heads, slots, width."),
         ((q, k, v[:, :1].repeat(1, 3, 1, 1), log_decay, beta), {}, "must be"),
     ]
     for arguments, options, message in calls:
         with pytest.raises(HeadwayError, match=message):
             delta_attend(*arguments, **options)  # type: ignore[arg-type]
-    with pytest.raises(HeadwayError, match="of one document per row"):
+    with pytest.raises(HeadwayError, match="rows must hold one document each"):
         delta_transition(k, v, log_decay, beta, tokens=Tokens.packed([[2, 3]]))
     first = delta_transition(k, v, log_decay, beta)
     with pytest.raises(HeadwayError, match="do not compose"):

@@ -105,7 +105,7 @@ def test_a_call_may_ask_for_it() -> None:
     for prompt, beside in zip(prompts, together, strict=True):
         (alone,) = generate(model, [prompt], in_pieces)
         assert (alone.ids, alone.log_probs) == (beside.ids, beside.log_probs)
-    with pytest.raises(ConfigError, match=r"exact: .*weights of one type"):
+    with pytest.raises(ConfigError, match=r"exact: .*all weights on the CPU, in one dtype"):
         generate(small(Causal()).double(), prompts[1:], config)
 
 
@@ -113,7 +113,8 @@ def test_where_it_cannot_be_is_said() -> None:
     with pytest.raises(ConfigError, match="exact needs use_cache=True"):
         GenerationConfig(exact=True, use_cache=False)
     with pytest.raises(
-        ConfigError, match=r"cannot compute this: the kernels take weights of one type, .*; leave exact out"
+        ConfigError,
+        match=r"cannot compute this: the kernels need all weights on the CPU, in one dtype, .*; leave exact out",
     ):
         Reader(small(Causal()).double(), exact=True)
     magnitudes = with_adapters(small(Causal()), magnitude=True)

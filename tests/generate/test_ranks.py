@@ -136,7 +136,7 @@ def test_what_fails_on_rank_0_fails_there_alone() -> None:
     def body(model: Decoder) -> list[int]:
         with pytest.raises(ConfigError, match="led: this model is led already"):
             led(model, lambda: None)
-        with pytest.raises(ConfigError, match=r"exact: .* weights of one type"):
+        with pytest.raises(ConfigError, match=r"exact: .* all weights on the CPU, in one dtype"):
             reader_of(model, exact=True)
         return generate(model, [[1, 2]], GenerationConfig(max_new_tokens=3))[0].ids
 

@@ -194,7 +194,7 @@ def test_compressed_weights_change_no_bit() -> None:
         model(ids)
     restore(model.eval())
     assert standing(model) == before
-    with pytest.raises(ConfigError, match=r"weights of bf16 on the CPU are compressed, not torch\.float32"):
+    with pytest.raises(ConfigError, match=r"needs weights in bfloat16 on the CPU, got torch\.float32"):
         accelerate(made(), "compressed")
 
 

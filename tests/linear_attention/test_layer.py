@@ -167,7 +167,7 @@ def test_caches_that_do_not_fit_the_layer() -> None:
         (
             layer_of(positions=Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8))),
             cache_of(layer_of(), 3),
-            "earlier keys are rotated anew as a row grows, but they have been summed",
+            "rotation of earlier keys changes as a row grows, but a cache keeps only their sum",
         ),
     ]
     for layer, cache, message in cases:
@@ -195,7 +195,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             other(X, memory=memory, **options)
-    with pytest.raises(ConfigError, match="memory_tokens describe"):
+    with pytest.raises(ConfigError, match="memory_tokens needs memory="):
         layer(X, memory_tokens=at)
     with pytest.raises(ConfigError, match=r"memory has 2 rows, x has 3"):
         layer(X, memory=memory[:2])

@@ -74,11 +74,11 @@ POSITIONS: dict[str, Kind] = {
         ("linear scaling", Rotary(pairing="halves", scaling=LinearScaling(4.0)), None),
         ("yarn", Rotary(pairing="halves", scaling=YaRN(4.0, 32)), None),
         ("llama 3", Rotary(pairing="halves", scaling=Llama3(8.0, 1.0, 4.0, 32)), None),
-        ("dynamic", Rotary(pairing="halves", scaling=DYNAMIC), "depends on the length"),
-        ("longrope", Rotary(pairing="halves", scaling=LONG), "depends on the length"),
+        ("dynamic", Rotary(pairing="halves", scaling=DYNAMIC), "depend on the length"),
+        ("longrope", Rotary(pairing="halves", scaling=LONG), "depend on the length"),
         ("matrices", SpecialOrthogonal(Rotary(pairing="halves")), "by matrices"),
         ("of each layer", PerLayer((Rotary(pairing="halves"), NoPositions())), None),
-        ("relative", Relative(4), "no score RelativeKey"),
+        ("relative", Relative(4), "score=RelativeKey"),
         ("alibi", LinearBias(), None),
         ("biases of T5", T5Bias(buckets=8, max_distance=16), None),
     ]
@@ -103,14 +103,16 @@ FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} fo
 
 def _reason(fields: Mapping[str, Any]) -> str | None:
     """Returns part of the message why a model with these fields is not native, None if it is."""
-    norms = {"rotated": "before they rotate them"}
+    norms = {"rotated": "qk_norm='rotated'"}
     if fields.get("norm") == "layer":
-        norms["head"] = "by their mean square alone"
+        norms["head"] = "qk_norm by RMSNorm only"
     reasons = [
-        "lets queries grow" if getattr(fields.get("positions"), "grows", False) else None,
+        "support query_growth" if getattr(fields.get("positions"), "grows", False) else None,
         norms.get(fields.get("qk_norm", "none")),
-        "know the activation" if fields.get("activation") in ("relu2", "xielu", "clamped_swiglu") else None,
-        "no dense layer in front" if "head" in fields and fields["head"].dense else None,
+        "support the activation"
+        if fields.get("activation") in ("relu2", "xielu", "clamped_swiglu")
+        else None,
+        "support a dense layer before" if "head" in fields and fields["head"].dense else None,
     ]
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -126,12 +128,13 @@ DENSE = {"head": Head("lm", dense="gelu")}
 
 OTHER_LAYERS = {
     **dict.fromkeys(
-        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "lara_mini"), "whole 16 numbers"
+        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "lara_mini"),
+        "values in multiples of 16",
     ),
-    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "know no SSD"),
-    "falcon_h1": "no AttentionBeside",
-    "gemma3n_text": "one residual stream",
-    "gemma4_text": "no embeddings and no factors",
+    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "do not support SSD"),
+    "falcon_h1": "do not support AttentionBeside",
+    "gemma3n_text": "altup and laurel",
+    "gemma4_text": "per_layer_embedding and layer_scalar",
 }
 KINDS: dict[str, Kind] = {
     **{
@@ -153,8 +156,8 @@ KINDS: dict[str, Kind] = {
     "norms behind rotations": Kind({"qk_norm": "rotated"}, _reason({"qk_norm": "rotated"})),
     "layer norms of queries": Kind(LAYERED, _reason(LAYERED)),
     "queries that grow": Kind(GROWING, _reason(GROWING)),
-    "factors of a feed-forward": Kind({"mlp_scale": 0.5}, "no factors of a feed-forward"),
-    "factors of gates": Kind({"mlp_gate_scale": 0.5}, "no factors of a feed-forward"),
+    "factors of a feed-forward": Kind({"mlp_scale": 0.5}, "mlp_scale and mlp_gate_scale"),
+    "factors of gates": Kind({"mlp_gate_scale": 0.5}, "mlp_scale and mlp_gate_scale"),
     "a layer without a feed-forward": Kind({"layer_hidden": (0, None)}),
     "a dense layer in front of the output": Kind(DENSE, _reason(DENSE)),
     "experts in some layers": Kind({"experts": (None, Experts(count=4, top=2))}),
@@ -164,7 +167,7 @@ KINDS: dict[str, Kind] = {
     "a gate of each channel": Kind({"gate": "channel", "order": "parallel"}),
     "gates and sinks": Kind({"gate": "head", "sink_logit": True, "kv_heads": 2}, change=sunk),
     "gated sums": Kind({"gate": "channel", "mixers": LinearAttentionSpec()}),
-    "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "no softplus of an output gate"),
+    "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "gate_act='softplus'"),
     "experts": Kind({"experts": Experts(count=5, top=2)}),
     "experts by sigmoids": Kind(
         {"experts": Experts(count=8, top=3, score="sigmoid", choice_bias=True, sum_eps=0.3, scale=2.5, **GROUPED)}
@@ -183,7 +186,7 @@ KINDS: dict[str, Kind] = {
         for weights in WEIGHTS
     },
     "experts with adapters": Kind(
-        {"experts": SOME}, "no adapters of experts", adapted(Lora(rank=2))
+        {"experts": SOME}, "support adapters of experts", adapted(Lora(rank=2))
     ),
     "experts that clamp": Kind(
         {"activation": "clamped_swiglu", "experts": SOME}, "'clamped_swiglu'"
@@ -194,7 +197,7 @@ KINDS: dict[str, Kind] = {
         )
         for decay, gate, rank in [("head", "silu", None), ("channel", "sigmoid", 6), ("channel", "silu", None)]
     },
-    "delta of odd values": Kind({"mixers": (DeltaSpec(**STATE), Softmax())}, "whole 16 numbers"),
+    "delta of odd values": Kind({"mixers": (DeltaSpec(**STATE), Softmax())}, "values in multiples of 16"),
     **{
         f"short convolutions {bias}": Kind({"mixers": (ShortConv(conv=3, bias=bias), Softmax()), "order": order})
         for bias, order in [(True, "pre"), (False, "sandwich")]
@@ -216,20 +219,20 @@ KINDS: dict[str, Kind] = {
     "window": Kind({"patterns": Window.last(4)}),
     "window and sinks": Kind({"patterns": (Window.last(4) | (Causal() & Sink(2)), Causal())}),
     "dilated": Kind({"patterns": Causal() & Window.last(3, step=2)}),
-    "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "one pattern for all heads"),
+    "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "PerHead patterns"),
     "linear attention": Kind({"mixers": LinearAttentionSpec(), "positions": NoPositions()}),
-    "wide heads": Kind({"head_dim": 520}, "heads of 1 to 512"),
+    "wide heads": Kind({"head_dim": 520}, "head sizes from 1 to 512"),
     "scaled logits": Kind({"logit_scale": 0.3}),
     "hooks": Kind({}, "hooks", hooked),
-    "another feed-forward": Kind({}, "no Identity", other_mlp),
-    "another norm": Kind({}, "no norm Identity", other_norm),
+    "another feed-forward": Kind({}, "support Identity", other_mlp),
+    "another norm": Kind({}, "support the norm Identity", other_norm),
     "another activation": Kind({}, "activation 'tanh'", other_activation),
     "columns that lie apart": Kind({}, "contiguous rows", turned),
-    "shared by processes": Kind({}, "processes share", shared),
-    "float64": Kind({}, "one type", lambda made: made.double()),
-    "float16 head": Kind({"tied": False}, "one type", lambda made: made.lm_head.half()),
+    "shared by processes": Kind({}, "tensor parallel", shared),
+    "float64": Kind({}, "in one dtype", lambda made: made.double()),
+    "float16 head": Kind({"tied": False}, "in one dtype", lambda made: made.lm_head.half()),
     **{f"weights {weights}": Kind(FIELDS[weights], None, kept_as(weights)) for weights in WEIGHTS},
-    "nf4 in blocks that rows share": Kind({}, "whole blocks of 64", kept_as("nf4")),
+    "nf4 in blocks that rows share": Kind({}, "a multiple of 64 inputs", kept_as("nf4")),
     "adapter": Kind({}, None, adapted(Lora(rank=2, alpha=3.0))),
     "adapter of a power of two": Kind({}, None, adapted(Lora(rank=2, alpha=4.0))),
     "three adapters": Kind({}, None, adapted(*(Lora(rank=2 + i, alpha=3.0) for i in range(3)))),

@@ -49,5 +49,5 @@ def test_checkpointed_blocks_keep_less() -> None:
 def test_another_part_to_be_computed_again_is_refused() -> None:
     model = build(ModelSpec.of_depth(2, VOCAB, context=64), seed=0)
     model.gradient_checkpointing = True  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="no gradient_checkpointing of True; there are none, block"):
+    with pytest.raises(ConfigError, match="no gradient_checkpointing True; there are none, block"):
         model(ROWS)

@@ -213,8 +213,8 @@ def test_logits_for_selects_slots() -> None:
             torch.zeros(3, LENGTH, dtype=torch.bool),
             rf"mask must be \[2, {LENGTH}\] like the ids, got \[3, {LENGTH}\]",
         ),
-        (torch.tensor([0.5]), r"logits_for: slot numbers .* got torch.float32 \[1\]"),
-        (torch.zeros(3, 2, dtype=torch.int64), r"logits_for: slot numbers \[N\] or \[2, N\]"),
+        (torch.tensor([0.5]), r"logits_for must be slot numbers .* got torch.float32 \[1\]"),
+        (torch.zeros(3, 2, dtype=torch.int64), r"logits_for must be slot numbers \[N\] or \[2, N\]"),
     ],
 )
 def test_wrong_logits_for_is_refused(which: Tensor, message: str) -> None:

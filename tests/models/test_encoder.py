@@ -229,29 +229,35 @@ def test_row_21_three_matrices_are_one() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: encoder(causal=True, patterns=Causal()), "a decoder predicts what follows"),
-        (lambda: encoder(head=Head()), "an encoder has no"),
+        (lambda: encoder(causal=True, patterns=Causal()), r"a decoder needs Head\('lm'\)"),
+        (lambda: encoder(head=Head()), "an encoder cannot have"),
         (lambda: encoder(norm="batch"), "there is no norm 'batch'"),
         (lambda: encoder(order="sandwhich"), "there is no order 'sandwhich'"),
-        (lambda: encoder(token_types=-1), "token_types counts rows"),
-        (lambda: encoder(embedding_scale=0.0), "embedding_scale must be a number above 0"),
-        (lambda: encoder(head=Head("states")), "tied joins output layer and embedding"),
-        (lambda: seq2seq(embedding_width=16), "an embedding of 16 columns needs a dense layer"),
-        (lambda: ModelSpec.of("llama", **SIZE, shared_embedding=True), "there is no encoder"),
-        (lambda: replace(seq2seq(), encoder=encoder()), "joins an encoder"),
-        (lambda: seq2seq(order="sandwich"), 'stands in order "pre" or "post", got .sandwich'),
+        (lambda: encoder(token_types=-1), "token_types must be a whole number of at least 0"),
+        (lambda: encoder(embedding_scale=0.0), "embedding_scale must be a finite number above 0"),
+        (lambda: encoder(head=Head("states")), "tied=True needs an output layer over the vocab"),
+        (lambda: seq2seq(embedding_width=16), "embedding_width=16 needs a dense layer"),
+        (
+            lambda: ModelSpec.of("llama", **SIZE, shared_embedding=True),
+            "shared_embedding=True needs encoder=",
+        ),
+        (lambda: replace(seq2seq(), encoder=encoder()), "encoder= needs a decoder"),
+        (lambda: seq2seq(order="sandwich"), 'needs a decoder of order "pre" or "post", got .sandwich'),
         (
             lambda: ModelSpec.of("llama", **SIZE, global_projections=True),
-            "global_projections are for encoders",
+            "global_projections needs an encoder",
         ),
         (
             lambda: encoder(mixers=LinearAttentionSpec(), patterns=Window.around(2)),
-            "layer 0 is linear attention, which sees all that there is",
+            r"layer 0 is linear attention, whose pattern must be Full\(\)",
         ),
-        (lambda: encoder(mixers=LinearAttentionSpec(), attention_dropout=0.1), "no weights to drop"),
+        (
+            lambda: encoder(mixers=LinearAttentionSpec(), attention_dropout=0.1),
+            "no attention weights to drop",
+        ),
         (lambda: Head("classify"), "needs the names of its labels"),
-        (lambda: Head("answer", labels=("a",)), "has no labels"),
-        (lambda: Head("tag", labels=("a",), dense="gelu"), "has no dense layer"),
+        (lambda: Head("answer", labels=("a",)), "takes no labels"),
+        (lambda: Head("tag", labels=("a",), dense="gelu"), "takes no dense layer"),
         (lambda: Head("masked"), "did you mean"),
         (lambda: Encoder(ModelSpec.of("llama", **SIZE)), "headway.models.build"),
     ],
@@ -266,9 +272,9 @@ def test_wrong_calls_are_refused() -> None:
     assert isinstance(model, Encoder)
     with pytest.raises(DataError, match=r"token types must lie in 0\.\.1"):
         model(IDS, types=torch.full_like(IDS, 2))
-    with pytest.raises(DataError, match=r"token types \[2, 3\] do not fit"):
+    with pytest.raises(DataError, match=r"token types \[2, 3\] must have the shape of ids"):
         model(IDS, types=IDS[:, :3] * 0)
-    with pytest.raises(ConfigError, match="one output for a row"):
+    with pytest.raises(ConfigError, match="one output per row"):
         build(encoder().with_head(Head("embed")), seed=0)(IDS, logits_for=slice(0, 1))
     with pytest.raises(ConfigError, match="has no token types"):
         build(encoder(token_types=0), seed=0)(IDS, types=IDS * 0)

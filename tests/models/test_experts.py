@@ -46,14 +46,14 @@ def test_experts_are_those_of_their_layers() -> None:
     [
         ((EXPERTS, None, None), "3 experts do not fit 4 layers"),
         ("mixtral", "experts must be values such as Experts"),
-        ((None, replace(EXPERTS, count=40000)), "80,000 experts in all layers, and at most 65,536"),
+        ((None, replace(EXPERTS, count=40000)), "80,000 experts in all layers exceed the limit of 65,536"),
         (EXPERTS, "hidden=96 is the width of no layer: all have experts of 32; give hidden=32"),
     ],
 )
 def test_experts_that_do_not_fit_are_refused(given: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ModelSpec.of("llama", **SIZES, experts=given)
-    with pytest.raises(ConfigError, match="hidden=0 is layers of attention alone"):
+    with pytest.raises(ConfigError, match="hidden=0 means no feed-forward in any layer"):
         ModelSpec.of("llama", **{**SIZES, "hidden": 0}, experts=(None, EXPERTS))
 
 

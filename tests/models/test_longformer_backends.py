@@ -135,7 +135,7 @@ def test_row_99_chunks_by_name_store_twice_the_scores_of_the_loop() -> None:
     assert numbers == {"diagonal": n * 65, "chunks": n * 128}
     with pytest.raises(BackendError, match="windows without sinks or global tokens"):
         attend(q, k, v, pattern | Global(), backend="chunks")
-    with pytest.raises(BackendError, match=r"Causal\(\) is no window with an end on both sides"):
+    with pytest.raises(BackendError, match=r"it takes windows bounded on both sides, not Causal\(\)"):
         attend(q, k, v, Causal(), backend="chunks")
 
 

@@ -88,10 +88,10 @@ def test_packed_texts_are_marked_as_rows_are() -> None:
         (lambda: mark_global(Tokens.range(3), "anser"), "did you mean"),  # type: ignore[arg-type]
         (lambda: mark_global(Tokens.range(3), "answer"), "needs texts="),
         (lambda: mark_global(Tokens.range(3), "classify", [[0, 1, 1]]), "drop texts="),
-        (lambda: mark_global(Tokens.packed([2, 1]), "answer", [[0, 1]]), "texts of 1 rows for tokens of 2"),
-        (lambda: mark_global(Tokens.range(8), "answer", [[None, 0, 1]]), "row 0 has 8 tokens, but texts says 3"),
-        (lambda: mark_global(Tokens.from_lengths([3, 3]), "answer", [[0, 0, 1]]), "texts of 1 rows for tokens of 2"),
-        (lambda: mark_global(Tokens.range(2), "answer", [[0, None]]), "row 0 is not a question and a text"),
+        (lambda: mark_global(Tokens.packed([2, 1]), "answer", [[0, 1]]), "texts has 1 rows, but tokens have"),
+        (lambda: mark_global(Tokens.range(8), "answer", [[None, 0, 1]]), "row 0 has 8 tokens, but texts has 3"),
+        (lambda: mark_global(Tokens.from_lengths([3, 3]), "answer", [[0, 0, 1]]), "texts has 1 rows, but tokens have"),
+        (lambda: mark_global(Tokens.range(2), "answer", [[0, None]]), "row 0 is not a pair of question and text"),
     ],
 )  # fmt: skip
 def test_row_97_what_marks_nothing_is_refused(call: Callable[[], Tokens], message: str) -> None:

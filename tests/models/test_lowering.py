@@ -37,7 +37,7 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
     decoder = model(**fields).to(dtype)
     has_offset = decoder.spec.norm == "rms" and bool(decoder.spec.norm_offset)
     if has_offset and decoder.spec.order == "post" and dtype == torch.bfloat16:
-        reason = reason or "rounded behind it"
+        reason = reason or "rounds it after the gain"
     if change is not None:
         change(decoder)
     if reason is None:
@@ -70,8 +70,8 @@ def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
     pages = decoder.make_cache(1, dtype=torch.float64).pages
     step, choice = choose_step(decoder, pages)
     assert step is None
-    assert "in the type of the weights" in choice.why
-    with pytest.raises(NotLowered, match="in the type of the weights"):
+    assert "in the dtype of the weights" in choice.why
+    with pytest.raises(NotLowered, match="in the dtype of the weights"):
         DecodeStep(decoder, pages)
     cache, ids = read(decoder, 2), torch.tensor([[7], [9]])
     adapted(Lora(rank=2, magnitude=True))(decoder)
@@ -88,7 +88,7 @@ def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCapture
         for decoder in (model(positions=scheme), model(positions=scheme), model()):
             assert Reader(decoder).steps.what == ("modules" if decoder.spec.positions == scheme else "native")
     assert [record.getMessage() for record in caplog.records] == [
-        "decoding by modules, not by native steps: the kernels know no rotation that depends on the length",
+        "decoding by modules, not by native steps: the kernels do not support rotations that depend on the length",
     ]
     assert str(Reader(model(), use_cache=False).steps) == "modules: no cache is used"
 

@@ -89,7 +89,7 @@ def test_they_are_those_of_the_modules(family: str, dtype: torch.dtype) -> None:
 def test_what_the_kernels_do_not_know_has_its_reason() -> None:
     pair = model("marian")
     pair.decoder.blocks[1].cross_attention_layernorm = torch.nn.Identity()
-    assert str(Reader(pair).steps) == "modules: the kernels know no norm Identity"
+    assert str(Reader(pair).steps) == "modules: the kernels do not support the norm Identity"
     pair.decoder.blocks[1].cross_attention_layernorm = RMSNorm(48)
     assert Reader(pair).steps.what == "native"
     pair.lm_head.register_forward_hook(lambda *_: None)

@@ -122,4 +122,4 @@ def test_a_text_has_the_same_bits_however_it_is_cut() -> None:
 def test_what_the_kernels_do_not_know_has_its_reason() -> None:
     for fields in ({"qk_norm": "head"}, {"positions": Rotary(pairing="halves", values=True)}):
         decoder = model(LinearAttentionSpec(), **fields)
-        assert "no norms of queries and no rotated values" in Reader(decoder).steps.why
+        assert "do not support qk_norm or rotated values" in Reader(decoder).steps.why

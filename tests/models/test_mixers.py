@@ -123,24 +123,24 @@ def test_costs_count_layers_of_their_own() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: ModelSpec.of("llama", **SIZE, mixers="delta"), r"mixers are values of Softmax, .* got 'delta'"),
+    (lambda: ModelSpec.of("llama", **SIZE, mixers="delta"), r"mixers must be values of Softmax, .* got 'delta'"),
     (lambda: ModelSpec.of("llama", **SIZE, mixers=(DELTA, Softmax(), DELTA)), "3 mixers do not fit 4 layers"),
     (
         lambda: ModelSpec.of("llama", **SIZE, mixers=(DELTA, Softmax()), patterns=Window.last(4)),
-        "layer 0 is the gated delta rule, which sees all that there is",
+        r"layer 0 is the gated delta rule, whose pattern must be Causal\(\)",
     ),
-    (lambda: ModelSpec.of("llama", **SIZE, mixers=DELTA), "positions mark queries and keys, and no layer has any"),
+    (lambda: ModelSpec.of("llama", **SIZE, mixers=DELTA), "positions act on queries and keys, but no layer has any"),
     (
         lambda: ModelSpec.of("llama", **SIZE, mixers=DELTA, positions=NoPositions(), gate="head"),
-        "gate='head' is of softmax attention, and no layer is one: the gated delta rule",
+        "gate='head' has no effect on the gated delta rule: it has no attention heads",
     ),
     (
         lambda: build(SPECS["delta + full"], seed=0).make_cache(1, slack=2),
-        "layers of the gated delta rule keep a state",
+        "slack=2: layers of the gated delta rule keep one state",
     ),
     (
         lambda: patterns_without([GatedDelta(48, DELTA)], [Cut(layer=0)]),
-        "a GatedDelta has no pairs of queries and keys",
+        "a GatedDelta has no attention weights to cut",
     ),
     (lambda: GatedDelta(48, DELTA)(torch.zeros(1, 2, 48), score=[1]), "there are no scores of pairs"),
 ]  # fmt: skip

@@ -58,11 +58,9 @@ def test_a_block_without_one_adds_attention_alone() -> None:
             block(x), block.input_layernorm(x + block.self_attn(x)), rtol=0, atol=1e-14
         )
     for order in ("parallel", "joint"):
-        with pytest.raises(ConfigError, match=f"Block: order '{order}' has a feed-forward beside attention"):
+        with pytest.raises(ConfigError, match=f"Block: order '{order}' needs a feed-forward"):
             Block(Attention(32, 4), None, lambda: RMSNorm(32), order)  # type: ignore[arg-type]
-        with pytest.raises(
-            ConfigError, match=f"order '{order}' has a feed-forward beside attention, hidden=0 is none"
-        ):
+        with pytest.raises(ConfigError, match=f"order '{order}' needs a feed-forward in every layer"):
             ModelSpec.of("llama", **SIZE, order=order)
     with pytest.raises(ConfigError, match="hidden must be a whole number of at least 0, got -1"):
         ModelSpec.of("llama", **{**SIZE, "hidden": -1})

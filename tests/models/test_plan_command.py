@@ -136,7 +136,7 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["mistral-7b", "--dtype", "float16"], "float16 products are hundreds of times slower"),
         (["mistral-7b", "--patterns", "Window.last(8); Causal(); Full()"], "3 patterns do not fit 32 layers"),
         (["mistral-7b", "--epochs", "3"], "--epochs and --hours are of a training; say on how many --rows"),
-        (["mistral-7b", "--rows", "9", "--hours", "0"], "a training takes hours above 0, got 0"),
+        (["mistral-7b", "--rows", "9", "--hours", "0"], "hours must be above 0, got 0"),
         (["mistral-7b", "--device", "A100"], "there is no device 'A100' (did you mean \"A100-"),
         (
             ["mistral-7b", "--memory", "24gigs"],

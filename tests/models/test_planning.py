@@ -8,7 +8,7 @@ import torch
 from headway.attention import select
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build, catalog, cost
+from headway.models import Head, ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, Report, plan
 from headway.patterns import Causal, Window
 from tests.native.presence import pretend
@@ -150,14 +150,20 @@ def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
 
 
 def test_impossible_plans_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 rows of 10{15} tokens are more than the 1099511627776 .* lower"):
+    with pytest.raises(
+        ValueError, match=r"2 rows of 10{15} tokens exceed the limit of 1099511627776 .* lower"
+    ):
         report_of(catalog.spec("llama-2-7b"), context=10**15)
     with pytest.raises(ValueError, match="context, source and batch must be at least 1, got 0, None and 2"):
         report_of(catalog.spec("llama-2-7b"), context=0)
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
-    with pytest.raises(ValueError, match="takes rows of at most 512 tokens, 4096 were asked for"):
+    with pytest.raises(ValueError, match="takes rows of at most 512 tokens, got 4096; lower the context"):
         report_of(limited)
-    with pytest.raises(ValueError, match="source=8 is the length of an encoder-decoder's sources"):
+    small: dict[str, Any] = {"vocab": 32, "width": 16, "layers": 1, "heads": 2, "hidden": 32}
+    encoder = ModelSpec.of("bert", **small, max_context=64).with_head(Head("states"))
+    with pytest.raises(ValueError, match="at most 64 tokens, got 65; lower the source"):
+        report_of(ModelSpec.of("transformer", **small, encoder=encoder), context=8, source=65)
+    with pytest.raises(ValueError, match="source=8 is for encoder-decoders only"):
         report_of(catalog.spec("llama-2-7b"), source=8)
 
 

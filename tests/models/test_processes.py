@@ -145,16 +145,14 @@ def test_hops_are_those_of_the_layer_that_makes_most(patterns: list[Pattern]) ->
 
 
 def test_rows_that_are_too_long_to_be_cut_tile_by_tile_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"at most 16777216 tokens, and these have 100000000; .*--processes"
-    ):
+    with pytest.raises(ConfigError, match=r"at most 16777216 tokens, got 100000000; .*--processes"):
         process_shares(SPEC, Mesh(cp=4), 10**8, 1)
 
 
 def test_what_has_no_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 kv heads cannot be shared evenly by 4"):
         process_shares(ModelSpec.of_depth(4, 31), Mesh(tp=4), 64, 1)
-    with pytest.raises(ConfigError, match="2 processes share the rows of a step, and it has 1"):
+    with pytest.raises(ConfigError, match="2 processes cannot share a batch of 1 rows"):
         process_shares(SPEC, Mesh(dp=2), 240, 1)
 
 

@@ -60,32 +60,29 @@ def sums() -> Any:
     return build(DECODER.with_mixer(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).pages[0]
 
 
-LATE = "label_smoothing smooths targets, and none are given; give targets=, or drop it"
+LATE = "label_smoothing needs targets; give targets=, or drop label_smoothing="
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: decoder(label_smoothing=0.1), ConfigError, LATE),
     (lambda: pair(IDS, IDS, label_smoothing=0.1), ConfigError, LATE),
     (
         lambda: decoder(targets=IDS, logits_for=slice(-1, None)),
         ConfigError,
-        "targets and logits_for are given: losses are those of all targets that are not -100, and there are no "
-        "logits to choose from; drop one of them",
+        "targets and logits_for exclude each other: the loss covers all targets that are not -100; drop one of them",
     ),
     (
         lambda: decoder(targets=IDS[:, 1:]),
         DataError,
-        "targets [2, 2] do not fit ids [2, 3]; give one for each slot",
+        "targets [2, 2] must have the shape of ids [2, 3]",
     ),
     (
         lambda: build(EMBEDDER, seed=0)(IDS, context=object()),
         ConfigError,
-        "Encoder: Head('embed') reads whole rows, and context parallel has a shard of them on each rank; train "
-        "this head without it",
+        "Encoder: Head('embed') needs whole rows, but context parallel shards them; train this head without it",
     ),
     (
         lambda: build(EMBEDDER, seed=0)(IDS, targets=IDS),
         ConfigError,
-        "Encoder: targets are tokens, and Head('embed') has no output over the vocab; give a model with a "
-        "masked-lm head, or compute the loss from this head's outputs",
+        "Encoder: targets need Head('masked-lm'), this model has Head('embed'); compute the loss from its outputs",
     ),
     (
         lambda: build(ENCODER, seed=0)(IDS, types=torch.zeros(2, 3)),
@@ -110,14 +107,14 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: pair(IDS, IDS[:1]),
         ConfigError,
-        "EncoderDecoder: 2 sources and 1 targets; give as many of both",
+        "EncoderDecoder: 2 sources but 1 targets; give one source per target",
     ),
     (
         lambda: Head("embed", pool="middle"),  # type: ignore[arg-type]
         ConfigError,
         "Head: there is no pool 'middle'; there are first, last, mean",
     ),
-    (lambda: Head("states", unit=True), ConfigError, """Head: unit is for "embed", got it with 'states'"""),
+    (lambda: Head("states", unit=True), ConfigError, """Head: unit=True is for task "embed", got 'states'"""),
     (
         lambda: ModelSpec.of(
             "transformer",
@@ -125,7 +122,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
             encoder=ModelSpec.of("bert", **{**SMALL, "width": 32}).with_head(Head("states")),
         ),
         ConfigError,
-        "ModelSpec: the encoder's width 32 must be the decoder's, 16",
+        "ModelSpec: the encoder's width 32 must equal the decoder's, 16",
     ),
     (
         lambda: ModelSpec.of(
@@ -135,12 +132,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
             encoder=ModelSpec.of("bert", **{**SMALL, "vocab": 33}).with_head(Head("states")),
         ),
         ConfigError,
-        "ModelSpec: a shared embedding has one size, got 33 x 16 and 32 x 16",
+        "ModelSpec: shared_embedding=True needs equal sizes, got 33 x 16 and 32 x 16",
     ),
     (
         lambda: build(DECODER.with_mixer(LinearAttentionSpec("elu+1")), seed=0).make_cache(1, slack=2),
         ConfigError,
-        "layers of linear attention keep a state of all tokens, so there is nothing to trim; got slack=2",
+        "slack=2: layers of linear attention keep one state of all tokens, which cannot be trimmed; use slack=0",
     ),
     (
         lambda: attention().keys(torch.zeros(2, 3, 8)),
@@ -159,56 +156,55 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
             memory_tokens=Tokens.range(3),
         ),
         ConfigError,
-        "Attention: memory is KeyValues, which have their tokens; drop memory_tokens=",
+        "Attention: memory is KeyValues, which hold their tokens; drop memory_tokens=",
     ),
     (
         lambda: block(order="parallel", cross_attn=attention()),
         ConfigError,
-        """Block: cross-attention stands in order "pre" or "post", got 'parallel'""",
+        """Block: cross-attention needs order "pre" or "post", got 'parallel'""",
     ),
     (
         lambda: block()(torch.zeros(1, 2, 16), memory=attention().keys(torch.zeros(1, 3, 16))),
         ConfigError,
-        "Block: cross-attention and memory come together; this block is given memory, but has no cross_attn",
+        "Block: memory is given, but there is no cross_attn",
     ),
     (
         lambda: block(cross_attn=attention())(torch.zeros(1, 2, 16)),
         ConfigError,
-        "Block: cross-attention and memory come together; this block is given no memory",
+        "Block: cross_attn needs memory=",
     ),
     (
         lambda: attention()(torch.zeros(1, 2, 16), tokens=Tokens.range(2), cache=sums()),
         ConfigError,
-        "Attention: cache must keep keys and values, and a PagedStates keeps none; give a layer of "
-        "PagedCache(spec, patterns)",
+        "Attention: cache must keep keys and values, got a PagedStates; give a layer of PagedCache(spec, patterns)",
     ),
     (
         lambda: GlobalAttention(16, 2, pattern=Full())(
             torch.zeros(1, 2, 16), tokens=Tokens.range(2), cache=sums()
         ),
         ConfigError,
-        "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
-        "no memory here; drop cache= and memory=",
+        "GlobalAttention: caches and cross-attention are not supported, since global queries see later tokens and "
+        "have their own keys; drop cache= and memory=",
     ),
     (
         lambda: compress_model(build(DECODER, seed=0)),
         ConfigError,
-        "weights of bf16 on the CPU are compressed, not torch.float32 on cpu; load the model in bf16",
+        "compression needs weights in bfloat16 on the CPU, got torch.float32 on cpu; load the model in bf16",
     ),
     (
         lambda: cost.prefill_flops(EMBEDDER, 8, logits=8),
         ConfigError,
-        "prefill_flops: Head('embed') is computed once for a row, got logits=8",
+        "prefill_flops: Head('embed') gives one output per row, so logits must be 1, got 8",
     ),
     (
         lambda: cost.prefill_flops(DECODER, 8, source=8),
         ConfigError,
-        "source=8 is the length of an encoder-decoder's sources, and this decoder has none",
+        "source=8 is for encoder-decoders only, but this model is of kind decoder; leave source out",
     ),
     (
         lambda: must_decode(ENCODER, "kv_bytes"),
         ConfigError,
-        "kv_bytes is of decoding, token by token, and an encoder reads whole rows at once; ask for prefill_flops, "
+        "kv_bytes is for decoding token by token, which an encoder does not do; use prefill_flops, "
         "activation_bytes or training_bytes",
     ),
     (

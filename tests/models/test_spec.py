@@ -39,7 +39,7 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ),
         (
             {"positions": Learned(100), "trained_context": 512},
-            "a table of 100 positions cannot have been trained on",
+            "is longer than the table of 100 positions",
         ),
         ({"positions": "rope"}, "positions must be a scheme such as Rotary.*got 'rope'"),
         ({"patterns": [Causal()] * 3}, "3 patterns do not fit 4 layers.*its length must divide 4"),
@@ -60,21 +60,25 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ({"width": 48.0}, r"width must be a whole number of at least 1, got 48\.0"),
         ({"layers": True}, "layers must be a whole number of at least 1, got True"),
         ({"max_context": 0}, "max_context must be a whole number of at least 1, got 0"),
-        ({"norm_eps": 0.0}, r"norm_eps must lie between 0\.0 and 1\.0, got 0\.0"),
-        ({"attention_dropout": 1.0}, "attention_dropout is a probability from 0 to below 1"),
+        ({"norm_eps": 0.0}, r"norm_eps must be above 0 and below 1, got 0\.0"),
+        ({"norm_eps": "1e-5"}, "norm_eps must be above 0 and below 1, got '1e-5'"),
+        ({"attention_dropout": 1.0}, "attention_dropout must be a probability from 0 to below 1"),
         ({"qk_norm": True}, r"no qk_norm True.*there are none, head, all"),
         ({"norm_offset": -1.0}, r"norm_offset must be a number from 0 to 1, got -1\.0"),
-        ({"norm_offset": 1.0, "norm_weight": False}, "leaves nothing that norm_offset could be added to"),
-        ({"norm_bias": True, "norm_weight": False}, "and no norm_bias"),
-        ({"qk_norm": "all", "norm": "layer"}, 'qk_norm="all" is for norm="rms"'),
-        ({"qk_norm": "rotated", "mixers": LinearAttentionSpec()}, "are for softmax attention with one set"),
+        ({"norm_offset": 1.0, "norm_weight": False}, "norm_weight=False excludes norm_offset and norm_bias"),
+        ({"norm_bias": True, "norm_weight": False}, "norm_weight=False excludes norm_offset and norm_bias"),
+        ({"qk_norm": "all", "norm": "layer"}, 'qk_norm="all" needs norm="rms"'),
+        ({"qk_norm": "rotated", "mixers": LinearAttentionSpec()}, "need softmax attention in all layers"),
         (
             {"qk_norm": "rotated", "positions": Rotary(pairing="halves", scaling=DynamicNTK(2.0, 64))},
             "rotations that do not depend on the length",
         ),
-        ({"first_norm": False, "order": "output"}, "order 'output' has no norm in front of attention alone"),
-        ({"residual_scale": 0.0}, r"residual_scale must be a number above 0, got 0\.0"),
-        ({"score_cap": -2.0}, r"score_cap must be a number above 0, got -2\.0"),
+        (
+            {"first_norm": False, "order": "output"},
+            "first_norm=False needs order .pre. or .sandwich., got 'output'",
+        ),
+        ({"residual_scale": 0.0}, r"residual_scale must be a finite number above 0, got 0\.0"),
+        ({"score_cap": -2.0}, r"score_cap must be a finite number above 0, got -2\.0"),
         ({"activation": "swiglu"}, r"no activation 'swiglu' \(did you mean \"silu\"\?\)"),
         ({"famliy": "llama"}, r"ModelSpec has no field 'famliy' \(did you mean \"family\"\?\)"),
         ({"window": 512}, "ModelSpec has no field 'window'"),
@@ -165,9 +169,11 @@ def test_one_dial() -> None:
     )
     assert (changed.kv_heads, changed.tied, changed.hidden, changed.qk_norm) == (2, False, 500, "head")
     assert changed.patterns[:2] == (Window.last(9), Causal())
-    with pytest.raises(ValueError, match="6 heads cannot be shared 4 to a kv head; group must divide 6"):
+    with pytest.raises(
+        ValueError, match="6 heads cannot be divided into groups of 4 per kv head; group must divide 6"
+    ):
         ModelSpec.of_depth(6, 300, group=4)
-    with pytest.raises(ValueError, match="depth counts layers, 1 or more, got 0"):
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
         ModelSpec.of_depth(0, 300)
 
 

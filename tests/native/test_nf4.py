@@ -152,7 +152,7 @@ def test_a_layer_multiplies_few_rows_by_the_kernels_which_read_what_it_keeps(dty
 
 def test_rows_that_are_no_whole_blocks_have_a_reason_and_are_refused() -> None:
     ragged = Nf4.pack(torch.ones(2, 96))
-    assert "whole blocks of 64, not of 96 inputs" in str(ragged.native())
+    assert "a multiple of 64 inputs, got 96" in str(ragged.native())
     x = torch.ones(3, 96)
     assert torch.equal(ragged.product(x), torch.nn.functional.linear(x, ragged.dequantize()))
     with pytest.raises(BackendError, match="headway_linear failed"):

@@ -215,9 +215,9 @@ MOVING = {
     [
         ({"head_dim": 5, "positions": Rotary(pairing="halves")}, "head_dim 5 is odd"),
         ({"width": 25}, "width 25 is not a multiple of 6 heads; give head_dim"),
-        ({"head_dim": 0}, "heads have 1 dim or more, got head_dim=0"),
-        ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
-        ({"output_dropout": -0.1}, "output_dropout is a probability from 0 to below 1, got -0.1"),
+        ({"head_dim": 0}, "head_dim and value_dim must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be a probability from 0 to below 1, got 1.0"),
+        ({"output_dropout": -0.1}, "output_dropout must be a probability from 0 to below 1, got -0.1"),
     ],
 )
 def test_impossible_layers_are_refused(given: dict[str, object], message: str) -> None:
@@ -234,14 +234,14 @@ def test_wrong_calls_are_refused() -> None:
         layer(X, memory=X)
     with pytest.raises(ValueError, match=r"cross-attention needs pattern=Full.*got Causal\(\)"):
         layer_of()(X, memory=X)
-    with pytest.raises(ValueError, match="memory_tokens describe `memory`, which is not given"):
+    with pytest.raises(ValueError, match="memory_tokens needs memory="):
         layer(X, memory_tokens=Tokens.range(3))
     cross = layer_of(pattern=Full())
     with pytest.raises(ValueError, match=r"memory has 1 rows, x has 2"):
         cross(X, memory=X[:1])
     with pytest.raises(ValueError, match="cross-attention takes no cache"):
         cross(X, memory=X, cache=cache_of(layer_of(), 2).pages[0])
-    with pytest.raises(ValueError, match=r"a cache numbers the tokens; give those of its begin\(\)"):
+    with pytest.raises(ValueError, match=r"cache= needs tokens=, which its begin\(\) returns"):
         layer_of()(X, cache=cache_of(layer_of(), 2).pages[0])
     table = Rotary(pairing="halves").rotation(torch.arange(LENGTH), 6)
     with pytest.raises(ValueError, match="rotation is given, but positions are NoPositions"):

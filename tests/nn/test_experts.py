@@ -168,15 +168,15 @@ def test_dropout_falls_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"top": 9}, "top=9 of 8 experts"),
+        ({"top": 9}, "top=9 is more than the 8 experts"),
         ({"count": 0}, "count must be a whole number of at least 1"),
-        ({"groups": 3}, "groups=3 do not divide 8 experts"),
+        ({"groups": 3}, "groups=3 must divide 8 experts"),
         ({"groups": 8}, "groups of two or more"),
-        ({"top_groups": 2}, "top_groups=2 of 1 groups"),
-        ({"groups": 4, "top_groups": 1}, "top=3 of 2 experts"),
+        ({"top_groups": 2}, "top_groups=2 is more than groups=1"),
+        ({"groups": 4, "top_groups": 1}, "top=3 is more than the 2 experts of 1 groups"),
         ({"score": "softmx"}, "there is no score 'softmx' .did you mean"),
-        ({"shared_gate": True}, "shared_gate is of a shared expert"),
-        ({"scale": 0.0}, "scale must be a number above 0"),
+        ({"shared_gate": True}, "shared_gate=True needs a shared expert"),
+        ({"scale": 0.0}, "scale must be a finite number above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
 
 
 def test_a_layer_needs_its_width() -> None:
-    with pytest.raises(ConfigError, match="hidden=0 leaves their width to a ModelSpec"):
+    with pytest.raises(ConfigError, match="hidden=0 is for ModelSpec only"):
         MixtureOfExperts(replace(BASE, hidden=0), 10)
 
 

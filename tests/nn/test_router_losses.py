@@ -84,5 +84,5 @@ def test_routers_are_heard_with_gradients_where_somebody_listens() -> None:
 
 @pytest.mark.parametrize("name", ["aux_loss_coef", "z_loss_coef"])
 def test_coefficients_are_numbers_of_at_least_0(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be a number of at least 0, got -1"):
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number of at least 0, got -1"):
         replace(BASE, **{name: -1.0})

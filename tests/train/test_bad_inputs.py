@@ -41,7 +41,7 @@ def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
     """The target is neither trained as another token nor left out."""
     hidden, weight = torch.randn(1, 4, 8), torch.randn(9, 8)
     targets = torch.tensor([[0, IGNORE_INDEX, bad, 8]])
-    with pytest.raises(DataError, match=rf"target {bad} is not in 0\.\.8, the model's vocab, and not -100"):
+    with pytest.raises(DataError, match=rf"target {bad} is neither in 0\.\.8, the model's vocab, nor -100"):
         fused_cross_entropy(hidden, weight, targets)
     fixed = targets.clamp(IGNORE_INDEX, 8).where(targets != bad, 1)
     assert fused_cross_entropy(hidden, weight, fixed).each[0, 1] == 0

@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"units": "words", "tokenizer": "t", "vocab": None},
         "units says which tokenizer is to be trained",
     ),
-    ("masked-lm", {"family": "nezha", "mixers": "elu+1"}, "there is nothing that RelativeKey could act on"),
+    ("masked-lm", {"family": "nezha", "mixers": "elu+1"}, "so RelativeKey cannot be applied"),
     ("masked-lm", {"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),
     ("masked-lm", {"family": "bret"}, 'did you mean "bert"?'),
     ("masked-lm", {"mask_share": 1.0}, "mask_share = 1.0: input should be less than 1"),

@@ -170,8 +170,8 @@ def numbered(
     check_pattern(what, pattern)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
         raise PatternError(
-            f"{what}: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "
-            f"(q_tokens=Tokens.range({q.shape[2]}, start=...), k_tokens=Tokens.range({k.shape[2]}))"
+            f"{what}: {q.shape[2]} queries and {k.shape[2]} keys under {pattern} have no defined alignment; give "
+            f"q_tokens=Tokens.range({q.shape[2]}, start=...) and k_tokens=Tokens.range({k.shape[2]})"
         )
     if (q_tokens is None) != (k_tokens is None) and pattern != _FULL:
         raise PatternError(f"{what}: give q_tokens and k_tokens both or neither (pattern {pattern})")

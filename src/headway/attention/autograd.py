@@ -59,10 +59,7 @@ def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_ls
 
 def no_second_derivative(backend: str) -> BackendError:
     """Returns the error about second derivatives, which names the backend that ran and the one that supports them."""
-    return BackendError(
-        f'second derivatives of attention: only backend="dense" has them, this call ran on {backend!r}; '
-        'pass backend="dense" to it'
-    )
+    return BackendError(f'second derivatives of attention need backend="dense"; this call ran on {backend!r}')
 
 
 class _Attention(torch.autograd.Function):

@@ -140,7 +140,7 @@ def validate(
     is needed."""
     check_pattern("attend", pattern)
     if not keys:
-        raise PatternError("attend_keys: at least one set of KeyValues is needed (it may hold no keys)")
+        raise PatternError("attend_keys: no KeyValues are given; give at least one (it may hold no keys)")
     heads = check_sides("attend", q, q_tokens, keys)
     if q.dtype == torch.float16 and q.device.type == "cpu":
         raise PatternError(
@@ -156,7 +156,7 @@ def validate(
     try:
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     except (TypeError, ValueError):
-        raise PatternError(f"attend: scale is one number for all scores, got {scale!r}") from None
+        raise PatternError(f"attend: scale must be one number, got {scale!r}") from None
     if not -math.inf < scale < math.inf:
         raise PatternError(f"attend: scale must be finite, got {scale}")
     if dropout and seed is None:
@@ -164,8 +164,8 @@ def validate(
     call = Call(q, q_tokens, tuple(keys), pattern, heads, scale, score, keep, dropout, seed or 0)
     if call.needs_grad and any(part.is_int8 for part in keys):
         raise PatternError(
-            "attend: a gradient is asked for, and int8 keys and values have none: call it under torch.no_grad(), "
-            "or train on the numbers that they stand for (KeyValues.dequantized)"
+            "attend: int8 keys and values have no backward; call it under torch.no_grad(), or dequantize them first "
+            "(KeyValues.dequantized)"
         )
     return call
 
@@ -175,17 +175,17 @@ def check_pattern(what: str, pattern: object) -> None:
     if isinstance(pattern, Pattern):
         return
     if isinstance(pattern, type) and issubclass(pattern, Pattern):
-        instead = f"the class {pattern.__name__}; give a value of it, {pattern.__name__}(...)"
+        instead = f"the class {pattern.__name__}; give an instance, {pattern.__name__}(...)"
     elif hasattr(pattern, "shape"):
         instead = (
-            f"a {type(pattern).__name__} of shape {tuple(pattern.shape)}; a mask goes beside a pattern: keep=mask, "
-            "bool [B|1, H|1, T|1, S|1], True where a key may be seen"
+            f"a {type(pattern).__name__} of shape {tuple(pattern.shape)}; pass a mask as keep=mask, bool [B|1, H|1, "
+            "T|1, S|1], True where a key may be seen"
         )
     elif isinstance(pattern, str):
-        instead = f"a str; parse({pattern!r}) makes a pattern of it"
+        instead = f"a str; convert it by headway.patterns.parse({pattern!r})"
     else:
         instead = f"{pattern!r} of type {type(pattern).__name__}"
-    raise PatternError(f"{what}: the pattern is a Pattern such as Causal(), got {instead}")
+    raise PatternError(f"{what}: pattern must be a Pattern such as Causal(), got {instead}")
 
 
 def check_sink_logit(what: str, logit: object, q: Tensor) -> None:
@@ -196,7 +196,7 @@ def check_sink_logit(what: str, logit: object, q: Tensor) -> None:
             return
         got = f"{logit.dtype} {list(logit.shape)} on {logit.device}"
     raise PatternError(
-        f"{what}: sink_logit has a number for each query head, floating point [{q.shape[1]}] on {q.device}, got {got}"
+        f"{what}: sink_logit must be floating point [{q.shape[1]}] (one per query head) on {q.device}, got {got}"
     )
 
 
@@ -205,12 +205,12 @@ def check_axes(what: str, *tensors: Tensor) -> None:
     for t in tensors:
         if not isinstance(t, Tensor):
             raise PatternError(
-                f"{what}: q, k and v are torch tensors [batch, heads, slots, width], got {type(t).__name__}; "
-                "torch.as_tensor(x) makes one of an array"
+                f"{what}: q, k and v must be torch tensors [batch, heads, slots, width], got {type(t).__name__}; "
+                "convert an array by torch.as_tensor(x)"
             )
         if t.dim() != 4:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
-            raise PatternError(f"{what}: q, k and v are [batch, heads, slots, width]; got {shapes}")
+            raise PatternError(f"{what}: q, k and v must be [batch, heads, slots, width]; got {shapes}")
 
 
 def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues]) -> Heads:
@@ -236,9 +236,9 @@ def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues
 
 def _check_type(what: str, q: Tensor, t: Tensor, int8: bool) -> None:
     if int8 and t.dtype != torch.int8:
-        raise PatternError(f"{what}: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
+        raise PatternError(f"{what}: k_scale and v_scale are for int8 keys and values, got {t.dtype}")
     if not (int8 or t.is_floating_point()):
-        hint = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
+        hint = "; int8 keys and values need k_scale and v_scale" if t.dtype == torch.int8 else ""
         raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{hint}")
     if (t.dtype != q.dtype and not int8) or t.device != q.device:
         raise PatternError(
@@ -251,7 +251,7 @@ def _check_shapes(what: str, q: Tensor, part: KeyValues, first: KeyValues) -> No
     (rows, _, _, width), k, v = q.shape, part.k.shape, part.v.shape
     alike = k[1] == first.k.shape[1] and v[3] == first.v.shape[3]
     checks = (
-        (k[0] != rows or v[0] != rows, "q, k and v must have as many rows"),
+        (k[0] != rows or v[0] != rows, "q, k and v must have the same batch size"),
         (k[1:3] != v[1:3], "k and v must have the same heads and slots"),
         (k[3] != width, "q and k must have the same width per head"),
         (not alike, "all sets of keys must have the same kv heads and value width"),
@@ -265,7 +265,7 @@ def _check_scales(q: Tensor, part: KeyValues) -> None:
     """Raises PatternError unless there are no scales, or one tensor each for keys and values."""
     if len(part.scales) == 1:
         raise PatternError(
-            "attend: k_scale and v_scale are given both or neither: keys and values are both int8"
+            "attend: give k_scale and v_scale both or neither; keys and values are both int8 or neither is"
         )
     for t in part.scales:
         if t.dtype != torch.float32 or t.shape != part.k.shape[:3] or t.device != q.device:

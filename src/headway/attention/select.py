@@ -91,7 +91,7 @@ def _few_products(at: Situation) -> str | None:
     few = not torch.compiler.is_compiling() and at.products <= FEW_PRODUCTS
     if any(part.slots is not None for part in at.call.keys):
         return None  # a store of many requests; torch's kernel would carry NaN from one to the others, as 0 * NaN
-    return f"torch's kernel is sooner done with {at.products} products" if few else None
+    return f"torch's kernel is faster for {at.products} products" if few else None
 
 
 def _in_vain(at: Situation) -> str | None:

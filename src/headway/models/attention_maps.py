@@ -233,13 +233,11 @@ def numbers_of(what: str, selection: int | Sequence[int] | None, count: int) -> 
     for number in chosen:
         if not isinstance(number, int) or not -count <= number < count:
             raise ConfigError(
-                f"{what}: there is no {number!r} among 0..{count - 1} (or -{count}..-1 from the end)"
+                f"{what}: {number!r} is not in 0..{count - 1} (or -{count}..-1, counted from the end)"
             )
     numbers = [number % count for number in chosen]
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(
-            f"{what}: numbers that differ from each other are needed, one or more, got {selection!r}"
-        )
+        raise ConfigError(f"{what}: give one or more numbers without duplicates, got {selection!r}")
     return numbers
 
 
@@ -253,8 +251,8 @@ def attention_record(stack: TransformerStack, layers: int | Sequence[int] | None
     for i in numbers:
         if i not in attending:
             raise ConfigError(
-                f"layers: layer {i} is a {type(stack.blocks[i].self_attn).__name__}, which has no weights of pairs; "
-                f"those that have are {', '.join(map(str, attending)) or 'none'}"
+                f"layers: layer {i} is a {type(stack.blocks[i].self_attn).__name__}, which has no attention weights; "
+                f"layers that have them: {', '.join(map(str, attending)) or 'none'}"
             )
     blocks = [stack.blocks[i] for i in numbers]
     return Record([layer for block in blocks for layer in (block.self_attn, block.cross_attn)])

@@ -85,7 +85,7 @@ class DecodeStep:
         """Binds a layer to its pages; layers with equal attention share one call."""
         assert isinstance(layer, PagedLayer)
         if layer.dtype not in (self.lowered.dtype, torch.int8):
-            raise NotLowered("the kernels write keys and values in the type of the weights, or in 8 bits")
+            raise NotLowered("the kernels write keys and values in the dtype of the weights, or in int8")
         shared = layer.of, *attends.kind
         if shared not in pasts:
             pasts[shared] = PagedPast(attends, layer, exact)

@@ -66,13 +66,12 @@ class Encoder(Transformer):
         """
         if context is not None and self.spec.head.task in ("classify", "embed"):
             raise ConfigError(
-                f"Encoder: Head({self.spec.head.task!r}) reads whole rows, and context parallel has a shard of them on "
-                "each rank; train this head without it"
+                f"Encoder: Head({self.spec.head.task!r}) needs whole rows, but context parallel shards them; train "
+                "this head without it"
             )
         if logits_for is not None and self.spec.head.task in ("classify", "embed"):
             raise ConfigError(
-                f"Encoder: Head({self.spec.head.task!r}) gives one output for a row, so there are no slots to "
-                "choose; drop logits_for"
+                f"Encoder: Head({self.spec.head.task!r}) gives one output per row, not per slot; drop logits_for"
             )
         check_targets(ids, targets, logits_for)
         hidden = self.hidden(ids, tokens=tokens, types=types, context=context, slots=logits_for)
@@ -128,8 +127,8 @@ class HeadLayer(nn.Module):
         """
         if self.task != "masked-lm" or self.out is None:
             raise ConfigError(
-                f"Encoder: targets are tokens, and Head({self.task!r}) has no output over the vocab; give a model with "
-                "a masked-lm head, or compute the loss from this head's outputs"
+                f"Encoder: targets need Head('masked-lm'), this model has Head({self.task!r}); compute the loss from "
+                "its outputs"
             )
         mask = targets != IGNORE_INDEX
         rows, wanted = trained_rows(hidden, targets)

@@ -82,7 +82,7 @@ class EncoderDecoder(Autoregressive):
         memory = self.encode(source, tokens=source_tokens)
         if memory.states.shape[0] != ids.shape[0]:
             raise ConfigError(
-                f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
+                f"EncoderDecoder: {source.shape[0]} sources but {ids.shape[0]} targets; give one source per target"
             )
         return super().forward(
             ids,

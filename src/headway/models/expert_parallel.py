@@ -20,11 +20,9 @@ def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
     Raises ConfigError if the model is sharded already or has adapters, and as `check_experts` does.
     """
     if model.shards is not None:
-        raise ConfigError("this model is shared by ranks already; build it anew")
+        raise ConfigError("expert parallel: this model is already sharded; build a new one")
     if adapter_names(model):
-        raise ConfigError(
-            "expert parallel: ranks cannot share experts of a model with adapters; leave expert out"
-        )
+        raise ConfigError("expert parallel: models with adapters are not supported; leave expert out")
     check_experts(model.spec, ranks.exchange.ranks)
     owned: dict[str, tuple[str, ...]] = {}
     layers = {name: m for name, m in model.named_modules() if isinstance(m, MixtureOfExperts)}
@@ -46,13 +44,11 @@ def check_experts(spec: ModelSpec, ranks: int) -> None:
     experts, or if it has dropout within experts, whose random numbers would differ from those of a single process."""
     layers = (*spec.experts, *(() if spec.encoder is None else spec.encoder.experts))
     if not any(layers):
-        raise ConfigError(
-            "expert parallel: this model has no experts that ranks could share; leave expert out"
-        )
+        raise ConfigError("expert parallel: this model has no experts; leave expert out")
     for experts in layers:
         share(0 if experts is None else experts.count, "experts", ranks, 0, "expert")
     if spec.activation_dropout:
         raise ConfigError(
-            f"expert parallel: activation_dropout={spec.activation_dropout} would be drawn otherwise within experts "
-            "than by one process; set it to 0"
+            f"expert parallel: activation_dropout={spec.activation_dropout} is not supported (random masks would "
+            "differ from those of one process); set it to 0"
         )

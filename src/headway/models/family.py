@@ -74,12 +74,12 @@ class Family:
         Raises ConfigError if depth is below 1 or group does not divide the heads.
         """
         if depth < 1:
-            raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
+            raise ConfigError(f"ModelSpec.of_depth: depth must be at least 1, got {depth}")
         if group is None:
             group = depth // self.kv_heads(depth, 1 if depth % 2 else 2)
         if group < 1 or depth % group:
             raise ConfigError(
-                f"ModelSpec.of_depth: {depth} heads cannot be shared {group} to a kv head; "
+                f"ModelSpec.of_depth: {depth} heads cannot be divided into groups of {group} per kv head; "
                 f"group must divide {depth}"
             )
         sizes: dict[str, Any] = {

@@ -70,14 +70,16 @@ class Head:
             check_known(self.dense, [*ACTIVATIONS, "tanh"], "Head: there is no activation")
         object.__setattr__(self, "labels", tuple(self.labels))
         if bool(self.labels) != (self.task in ("classify", "tag")):
-            what = "needs the names of its labels" if not self.labels else f"has no labels, got {self.labels}"
+            what = (
+                "needs the names of its labels" if not self.labels else f"takes no labels, got {self.labels}"
+            )
             raise ConfigError(f"Head: {self.task!r} {what}")
         if self.dense is not None and self.task not in ("lm", "masked-lm", "classify", "embed"):
-            raise ConfigError(f"Head: {self.task!r} has no dense layer, got dense={self.dense!r}")
+            raise ConfigError(f"Head: {self.task!r} takes no dense layer, got dense={self.dense!r}")
         if not self.bias and self.dense is None:
-            raise ConfigError(f"Head: {self.task!r} has no dense layer that could be without a bias")
+            raise ConfigError("Head: bias=False is for a dense layer, but dense=None; leave bias out")
         if self.unit and self.task != "embed":
-            raise ConfigError(f'Head: unit is for "embed", got it with {self.task!r}')
+            raise ConfigError(f'Head: unit=True is for task "embed", got {self.task!r}')
 
     @property
     def outputs(self) -> int:
@@ -120,9 +122,9 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
     check_known(task, known, "mark_global: an encoder has no task", error=DataError)
     if (texts is not None) != (task == "answer"):
         why = (
-            "needs texts=, which token is of the question"
+            "needs texts=, the text that each token belongs to (0: question, 1: text)"
             if texts is None
-            else "looks at no texts; drop texts="
+            else "takes no texts; drop texts="
         )
         raise DataError(f"mark_global: {task!r} {why}")
     if texts is not None:
@@ -144,14 +146,14 @@ def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> Tensor:
         rows = tokens.expand(tokens.rows).valid.sum(1).tolist()
         rows = rows * len(texts) if tokens.rows == 1 else rows
     if len(texts) != len(rows):
-        raise DataError(f"mark_global: texts of {len(texts)} rows for tokens of {len(rows)}")
+        raise DataError(f"mark_global: texts has {len(texts)} rows, but tokens have {len(rows)}")
     last = []
     for row, (text_ids, count) in enumerate(zip(texts, rows, strict=True)):
         if len(text_ids) != count:
-            raise DataError(f"mark_global: row {row} has {count} tokens, but texts says {len(text_ids)}")
+            raise DataError(f"mark_global: row {row} has {count} tokens, but texts has {len(text_ids)}")
         if 0 not in text_ids or 1 not in text_ids:
             raise DataError(
-                f"mark_global: row {row} is not a question and a text: encode them as a pair, the question first"
+                f"mark_global: row {row} is not a pair of question and text; encode it as a pair, the question first"
             )
         last.append(max(i for i, text in enumerate(text_ids) if text == 0))
     last_index = torch.tensor(last, device=tokens.device)

@@ -22,7 +22,7 @@ def checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
             f"token types must be whole numbers [batch, tokens], got {types.dtype} {[*types.shape]}"
         )
     if types.shape[1] != ids.shape[1] or types.shape[0] not in (1, ids.shape[0]):
-        raise DataError(f"token types {[*types.shape]} do not fit ids {[*ids.shape]}")
+        raise DataError(f"token types {[*types.shape]} must have the shape of ids {[*ids.shape]}, or one row")
     if types.numel() and not types.is_meta and not 0 <= int(types.min()) <= int(types.max()) < rows:
         raise DataError(f"token types must lie in 0..{rows - 1}, got {types.unique().tolist()[:8]}")
     return types
@@ -47,7 +47,7 @@ def checked_tokens(
     if tokens is None:
         count = ids.shape[1]
         if isinstance(cache, PagedCache):
-            raise ConfigError("a PagedCache numbers tokens itself: give those of its begin()")
+            raise ConfigError("a PagedCache numbers the tokens itself; pass tokens= from its begin()")
         tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
     if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
         raise ConfigError(
@@ -62,7 +62,7 @@ def checked_tokens(
     if cache is not None and (len(cache) != layers or cache.batch != ids.shape[0]):
         raise ConfigError(
             f"the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
-            f"{spec.layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"
+            f"{layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"
         )
     limit, rows = spec.context_limit, tokens if context is None else context.whole
     if limit is not None and rows.index.numel():

@@ -34,12 +34,12 @@ def check_layers(spec: Any) -> None:
             _check_beside(spec, i)
         elif mixer.factors != (1.0, 1.0):
             raise ConfigError(
-                f"ModelSpec: factors {mixer.factors} of layer {i} are of attention and what stands beside it, which is "
-                "nothing; give beside, or leave factors out"
+                f"ModelSpec: layer {i} has factors {mixer.factors}, but no mixer beside attention; give beside, or "
+                "leave factors out"
             )
         if mixer != Softmax() and (spec.global_projections or spec.encoder is not None):
             raise ConfigError(
-                f"ModelSpec: layer {i} is {mixer}, which is for stacks alone with one set of projections; it has "
+                f"ModelSpec: layer {i} is {mixer}, which is not supported with "
                 + ("global_projections" if spec.global_projections else "an encoder")
             )
         with as_error(ConfigError, f"ModelSpec: layer {i}"):
@@ -48,8 +48,8 @@ def check_layers(spec: Any) -> None:
             continue
         if mixer != Softmax(kv_from=source):
             raise ConfigError(
-                f"ModelSpec: layer {i} has the keys and values of layer {source}, and so their sizes and norms; give "
-                f"Softmax(kv_from={source}) alone, got {mixer}"
+                f"ModelSpec: layer {i} takes the keys and values of layer {source}, with their sizes and norms; give "
+                f"Softmax(kv_from={source}) without other options, got {mixer}"
             )
         alike = {
             "pattern": (spec.patterns[i], spec.patterns[source]),
@@ -59,8 +59,8 @@ def check_layers(spec: Any) -> None:
         for what, (ours, theirs) in alike.items():
             if ours != theirs:
                 raise ConfigError(
-                    f"ModelSpec: layer {i} has the keys and values of layer {source}, and another {what}: {ours} and "
-                    f"{theirs}; make them equal"
+                    f"ModelSpec: layer {i} takes the keys and values of layer {source}, so both need the same {what}; "
+                    f"got {ours} and {theirs}"
                 )
 
 
@@ -71,12 +71,12 @@ def _check_beside(spec: Any, layer: int) -> None:
     kind = kind_of(mixer.beside)
     if kind.positions:
         raise ConfigError(
-            f"ModelSpec: layer {layer} has {kind.name} beside attention; it must be a mixer that keeps a state, and "
-            "marks no positions"
+            f"ModelSpec: layer {layer} has {kind.name} beside attention; beside must be a mixer with a recurrent "
+            "state, such as SSDSpec"
         )
     if len(mixer.factors) != 2 or not all(0 < factor < math.inf for factor in mixer.factors):
         raise ConfigError(
-            f"ModelSpec: factors of layer {layer} must be two numbers above 0, got {mixer.factors}"
+            f"ModelSpec: factors of layer {layer} must be two finite numbers above 0, got {mixer.factors}"
         )
 
 
@@ -88,11 +88,13 @@ def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int | None, ...
         if size is not None:
             check_whole("ModelSpec: layer_hidden", size, 0)
     if {*each} != {0} and not usual:
-        raise ConfigError(f"ModelSpec: hidden=0 is layers of attention alone, got layer_hidden={hidden}")
+        raise ConfigError(
+            f"ModelSpec: hidden=0 means no feed-forward in any layer, got layer_hidden={hidden}"
+        )
     each = tuple(0 if size == usual else size for size in each)
     if 0 not in each and usual:
         raise ConfigError(
-            f"ModelSpec: hidden={usual} is the width of no layer: layer_hidden={hidden}; give one of them"
+            f"ModelSpec: hidden={usual} is the width of no layer, got layer_hidden={hidden}; set hidden to one of these"
         )
     return by_layer("layer_hidden", each[:1] if len(set(each)) == 1 else each, layers)
 
@@ -102,7 +104,7 @@ def expand_sparsity(sparsity: Any, layers: int) -> tuple[float, ...]:
     below 1, and for a list whose length does not divide the number of layers."""
     each = tuple(sparsity) if isinstance(sparsity, list | tuple) else (sparsity,)
     if wrong := [share for share in each if not isinstance(share, int | float) or not 0 <= share < 1]:
-        raise ConfigError(f"ModelSpec: mlp_sparsity is a share from 0 to below 1, got {wrong[0]!r}")
+        raise ConfigError(f"ModelSpec: mlp_sparsity must be at least 0 and below 1, got {wrong[0]!r}")
     return by_layer("mlp_sparsity", each[:1] if len({*each}) == 1 else each, layers)
 
 

@@ -47,11 +47,11 @@ class LayerOperations(Operations):
         """Returns the operations up to the hidden layer, the buffer of hidden units, and options of the down
         projection (`act`, `gate`)."""
         if mlp.act not in c.ACTIVATIONS:
-            raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
+            raise NotLowered(f"the kernels do not support the activation {mlp.act!r}")
         if (mlp.scale, mlp.gate_scale) != (1.0, 1.0):
-            raise NotLowered("the kernels know no factors of a feed-forward")
+            raise NotLowered("the kernels do not support mlp_scale and mlp_gate_scale")
         if mlp.sparsity:
-            raise NotLowered("the kernels cut no gates of a feed-forward")
+            raise NotLowered("the kernels do not support mlp_sparsity")
         layers = [mlp.up_proj] if mlp.gate_proj is None else [mlp.gate_proj, mlp.up_proj]
         wide = [(layer, self.room(f"hidden {i}", layer.out_features)) for i, layer in enumerate(layers)]
         rows, gate = wide[0][1], wide[1][1] if len(wide) > 1 else None
@@ -109,11 +109,11 @@ class LayerOperations(Operations):
         The router's weights are read in float32. Raises NotLowered if the kernels do not support the layer.
         """
         if layer.ranks is not None:
-            raise NotLowered("the kernels know no experts that processes share")
+            raise NotLowered("the kernels do not support expert parallel")
         how, first_expert = layer.gate.how, layer.experts[0]
         assert isinstance(first_expert, FeedForward)
         if first_expert.act not in c.ACTIVATIONS:
-            raise NotLowered(f"the kernels do not know the activation {first_expert.act!r}")
+            raise NotLowered(f"the kernels do not support the activation {first_expert.act!r}")
         y, ops, shared, open_ = self.room("mixture", x.shape[1]), [], None, None
         if layer.shared_expert is not None:
             shared = self.room("shared", x.shape[1])
@@ -144,7 +144,7 @@ class LayerOperations(Operations):
             if layer is None:
                 return None
             if layer.beside:
-                raise NotLowered("the kernels know no adapters of experts")
+                raise NotLowered("the kernels do not support adapters of experts")
             # a matrix needs an output, but the kernel writes each expert's rows elsewhere
             unused = self.room("experts write where they are told", layer.out_features)
             structs.append(self.matrix(self.weight(layer), unused, layer.bias))
@@ -155,7 +155,7 @@ class LayerOperations(Operations):
     def weight(self, layer: Linear) -> Matrix:
         """Returns the weights of a layer in the kernels' form. Raises NotLowered if they have none."""
         if layer.share is not None:
-            raise NotLowered("the kernels know no layers that processes share")
+            raise NotLowered("the kernels do not support tensor parallel")
         matrix = layer.kept.native()
         if isinstance(matrix, str):
             raise NotLowered(matrix)

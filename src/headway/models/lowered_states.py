@@ -69,13 +69,13 @@ class StateOperations(LayerOperations):
         q, k, v = rows
         mixer = layer.mixer
         if type(mixer) is not LinearMixer or not mixer.pattern.is_causal:
-            raise NotLowered("the kernels know linear attention to earlier tokens alone")
+            raise NotLowered("the kernels support causal linear attention only")
         if layer.q_norm is not None or (rotated is not None and rotated.rotates_values):
-            raise NotLowered("the kernels know no norms of queries and no rotated values of linear attention")
+            raise NotLowered("the kernels do not support qk_norm or rotated values in linear attention")
         linear, heads, known = mixer.linear, layer.heads, c.FEATURES
         for feature in (linear.feature, linear.key_feature):
             if feature not in known:
-                raise NotLowered(f"the kernels know no feature {feature!r} of linear attention")
+                raise NotLowered(f"the kernels do not support the feature {feature!r} of linear attention")
         assert linear.key_feature is not None
         struct = c.SumsStruct(
             0, heads.query_heads, heads.kv_heads, layer.head_dim, layer.value_dim, c.TYPES[q.dtype],
@@ -101,7 +101,7 @@ class StateOperations(LayerOperations):
             return self._delta(x, layer, norm)
         if type(layer) is ShortConvolution:
             return self._short(x, layer, norm)
-        raise NotLowered(f"the kernels of a step know no {type(layer).__name__}")
+        raise NotLowered(f"the kernels do not support {type(layer).__name__}")
 
     def _short(
         self, x: Tensor, layer: ShortConvolution, norm: nn.Module | None
@@ -123,8 +123,8 @@ class StateOperations(LayerOperations):
         delta, kinds = layer.delta, (layer.decay_proj.out_features, layer.gate_proj.out_features)
         if delta.value_size % 16 or max(delta.head_dim, delta.value_size) > c.WIDEST:
             raise NotLowered(
-                f"the kernels of a step know states of whole 16 numbers a value, up to {c.WIDEST}, not "
-                f"{delta.value_size}"
+                f"the kernels take keys and values of up to {c.WIDEST} per head, values in multiples of 16, got "
+                f"{delta.head_dim} and {delta.value_size}"
             )
         channels = sum(delta.channels)
         rows, seen = self.room("channels", channels), self.room("convolved", channels)

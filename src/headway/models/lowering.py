@@ -86,7 +86,7 @@ class Lowered(StateOperations):
         for block, rotation in zip(stack.blocks, stack.shared_rotation, strict=True):
             ops += self._block(block, rotation, len(ops))
         if model.head is not None:
-            raise NotLowered("the kernels know no dense layer in front of the output layer")
+            raise NotLowered("the kernels do not support a dense layer before the output layer")
         out = [(model.lm_head, self.logits)]
         ops += self.products(self.x, out, norm=stack.norm, scale=model.spec.logit_scale)
         self.ops = (c.OpStruct * len(ops))(*ops)
@@ -95,9 +95,9 @@ class Lowered(StateOperations):
         """Lowers a block to its operations, the first of which has index `at` in the list."""
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
         if block.per_layer is not None or block.layer_scalar is not None:
-            raise NotLowered("the kernels know no embeddings and no factors of a layer")
+            raise NotLowered("the kernels do not support per_layer_embedding and layer_scalar")
         if block.altup is not None or block.laurel is not None:
-            raise NotLowered("the kernels know one residual stream, and nothing beside attention")
+            raise NotLowered("the kernels do not support altup and laurel")
         first, last, scale = block.input_layernorm, block.before, block.residual_scale
         between, is_post = block.cross_attention_layernorm, block.order == "post"
 
@@ -123,7 +123,7 @@ class Lowered(StateOperations):
         elif isinstance(layer, AttentionLayer):
             ops, attended, gate = self._attention(layer, norm, rotation, at)
         else:
-            raise NotLowered(f"the kernels of a step know no {type(layer).__name__}")
+            raise NotLowered(f"the kernels do not support {type(layer).__name__}")
         parts: dict[str, list[c.OpStruct]] = {"across": [], "widen": [], "narrow": []}
         parts["mix"] = joined(attended, layer.o_proj, first, block.behind[0], **gate)
         if across is not None:
@@ -140,7 +140,7 @@ class Lowered(StateOperations):
                 parts["widen"], rows, act = self.feed_forward(self.x, mlp, None if is_post else norm)
                 parts["narrow"] = joined(rows, mlp.down_proj, last, block.behind[1], **act)
             else:
-                raise NotLowered(f"the kernels know no {type(mlp).__name__}")
+                raise NotLowered(f"the kernels do not support {type(mlp).__name__}")
         return [*ops, *(op for part in ORDERS[block.order] for op in parts[part])]
 
     def _attention(
@@ -157,7 +157,7 @@ class Lowered(StateOperations):
         options of the output projection.
         """
         if layer.k_proj is None or layer.v_proj is None or layer.v_norm is not None:
-            raise NotLowered("the kernels know no keys and values of other layers, and no norms of values")
+            raise NotLowered("the kernels do not support kv_from, tied_values and v_norm")
         projections = [layer.q_proj] if across else [layer.q_proj, layer.k_proj, layer.v_proj]
         rows = [self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=False)]
         rotated = None if across else self._rotated(layer, rotation)
@@ -181,12 +181,12 @@ class Lowered(StateOperations):
             if of_heads is None:
                 continue
             if layer.qk_norm == "rotated":
-                raise NotLowered("the kernels norm queries and keys before they rotate them")
+                raise NotLowered("the kernels do not support qk_norm='rotated'")
             if layer.qk_norm == "all":
                 ops.append(self.norm(of_heads, side))
                 continue
             if not isinstance(known := self.known(of_heads), RMSNorm):
-                raise NotLowered("the kernels norm queries and keys by their mean square alone")
+                raise NotLowered("the kernels support qk_norm by RMSNorm only")
             gain = torch.ones(known.width) if known.gain is None else known.gain
             setattr(struct, f"{name}_gain", address(self.floats(gain)))
             struct.norm, struct.eps = kind_of(known), known.eps
@@ -219,7 +219,7 @@ class Lowered(StateOperations):
         if layer.g_proj is None:
             return [], out, {}
         if layer.gate_act != "sigmoid":
-            raise NotLowered(f"the kernels know no {layer.gate_act} of an output gate")
+            raise NotLowered(f"the kernels do not support gate_act={layer.gate_act!r}")
         gate = self.room("output gate", layer.g_proj.out_features)
         products.append((layer.g_proj, gate))
         if layer.gate == "head":
@@ -246,10 +246,10 @@ def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> No
         {(torch.float32, "cpu")},
         {(torch.bfloat16, "cpu")},
     ):
-        raise NotLowered("the kernels take weights of one type, float32 or bf16, on the CPU")
+        raise NotLowered("the kernels need all weights on the CPU, in one dtype, float32 or bfloat16")
     modules = [model, *stack.modules(), *model.lm_head.modules()]
     if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-        raise NotLowered("its modules have hooks, which the kernels would not call")
+        raise NotLowered("the model has forward hooks, which the kernels would not call")
 
 
 def _softmax_call(
@@ -261,11 +261,12 @@ def _softmax_call(
     """
     mixer = layer.mixer
     if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
-        raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
+        odd = mixer if type(layer) is Attention else layer
+        raise NotLowered(f"the kernels do not support {type(odd).__name__}")
     if len(layer.pattern.heads) > 1:
-        raise NotLowered("the kernels know one pattern for all heads of a layer")
+        raise NotLowered("the kernels do not support PerHead patterns")
     if mixer.backend not in (AUTO, NATIVE.name):
-        raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
+        raise NotLowered(f"backend={mixer.backend!r} is set for attention")
     q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
     k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
     tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())

@@ -11,33 +11,33 @@ MISSING: Mapping[str, str] = {
     "folders of this layout": """
         aria_text gemma4_unified gemma4_unified_text hunyuan_v1_moe laguna mimo_v2_flash sarvam_moe
     """,
-    "keys that an indexer chooses": "minimax_m3_vl_text qwen4_exp qwen4_exp_text",
+    "keys chosen by an indexer": "minimax_m3_vl_text qwen4_exp qwen4_exp_text",
     "residuals of this kind": "beam zaya",
-    "positions that rotate a share of the frequencies": "lfm3",
+    "rotary positions on a part of the frequencies": "lfm3",
     "state-space and recurrent layers": """
         falcon_mamba jamba mamba minimax recurrent_gemma rwkv xlstm zamba zamba2
     """,
-    "keys and values of a latent (MLA)": """
+    "latent keys and values (MLA)": """
         axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note dots3_note_text glm4_moe_lite
         glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 sarvam_mla youtu
     """,
     "norms within sub-layers": "bitnet",
     "layers that run several times": "dory inkling2_loop_text",
-    "states of length 1, and steps between them (nGPT)": "dory",
+    "normalized states (nGPT)": "dory",
     "keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
-    "images or sound beside text": """
+    "image or audio inputs": """
         cohere_compass_text emu3 fuyu gemma4_unified git got_ocr2 mllama moshi
         moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal trocr whisper
     """,
-    "decoders of two stacks without the other": """
+    "decoders without their encoder": """
         bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet
     """,
     "encoders of this kind": "bert-generation big_bird rembert roc_bert xlm-roberta-xl xmod",
-    "attentions of its own kind": """
+    "attention mechanisms of this kind": """
         blt cpmant diffllama doge hrm_text inkling2_loop_text inkling2_text inkling_text reformer xlm xlnet
     """,
-    "biases in the last layer alone": "gpt_neox_japanese",
-    "folders of this name, which published ones have not (they say gpt2),": "gpt-sw3",
+    "biases in the last layer only": "gpt_neox_japanese",
+    "configs of this model type (published ones say gpt2)": "gpt-sw3",
 }
 """Missing feature -> the causal model types of transformers that need it (`python -m tests.families` lists them)."""
 PARTS: Mapping[str, tuple[str, ...]] = {

@@ -113,7 +113,7 @@ def kind_of(mixer: object) -> MixerKind:
     """Returns the row of `MIXERS` for a mixer. Raises ConfigError if there is none."""
     if type(mixer) not in MIXERS:
         known = ", ".join(kind.__name__ for kind in MIXERS)
-        raise ConfigError(f"ModelSpec: mixers are values of {known}, got {mixer!r}")
+        raise ConfigError(f"ModelSpec: mixers must be values of {known}, got {mixer!r}")
     return MIXERS[type(mixer)]
 
 
@@ -261,7 +261,7 @@ def _rule(name: str, layer: type[GatedDelta] | type[SSD], products: int, outs: i
 
 _WEIGHTS = ("attention_dropout", "attention_scale", "score_cap", "sink_logit", "global_projections")
 _HEADS = (*_WEIGHTS, "qkv_bias", "out_bias", "qk_norm", "gate", "gate_act")
-_NO_HEADS = "it has no heads of attention; `heads`, `kv_heads` and `head_dim` are of other layers"
+_NO_HEADS = "it has no attention heads"
 MIXERS: dict[type, MixerKind] = {
     Softmax: MixerKind(
         name="softmax attention",
@@ -275,7 +275,7 @@ MIXERS: dict[type, MixerKind] = {
         name="linear attention",
         layer=_linear,
         silent=_WEIGHTS,
-        why="it has no weights to drop and no scores to scale or to cap",
+        why="it has no attention weights to drop and no scores to scale or to cap",
         positions=True,
         both_sides=True,
         flops=_linear_flops,

@@ -101,7 +101,7 @@ class Operations:
         known = self.known(norm)
         if kind_of(known) == c.NORMS["wide rms"] and self.dtype != torch.float32:
             raise NotLowered(
-                "the kernels round a norm of the stream in front of its gain, and this one is rounded behind it"
+                "the kernels round an RMSNorm before its gain, but this model rounds it after the gain"
             )
         weights = [None if t is None else t.detach().contiguous() for t in (known.gain, known.bias)]
         self.kept += weights
@@ -127,7 +127,7 @@ class Operations:
     def known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
         """Returns the norm if the kernels support its type. Raises NotLowered otherwise."""
         if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in KINDS:
-            raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
+            raise NotLowered(f"the kernels do not support the norm {type(norm).__name__}")
         return norm
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:

@@ -34,7 +34,7 @@ def make_paged_cache(
     of_layers += [of_layers[i] for i in beside_numbers]
     if slack and (names := state_kinds(stack.spec)):
         raise ConfigError(
-            f"layers of {names} keep a state of all tokens, so there is nothing to trim; got slack={slack}"
+            f"slack={slack}: layers of {names} keep one state of all tokens, which cannot be trimmed; use slack=0"
         )
     patterns = (*patterns, *(patterns[i] for i in beside_numbers))
     cache = PagedCache(of_layers, patterns, states, budget=budget, keep=keep, slack=slack)

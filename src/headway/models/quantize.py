@@ -50,12 +50,12 @@ def weight_kind(weights: str, group: int | None = None) -> WeightKind:
 
     Raises ConfigError for another name, and for group sizes that the kernels do not support.
     """
-    check_known(weights, KINDS, "weights are not quantized to")
+    check_known(weights, KINDS, "quantize: there is no kind of weights")
     if group is None:
         return KINDS[weights]
     if group != WHOLE_ROW and (group < 1 or group % GROUP):
         raise ConfigError(
-            f"weights are quantized in groups of a multiple of {GROUP} inputs, or of all ({WHOLE_ROW}), not of {group}"
+            f"quantize: group must be a multiple of {GROUP}, or {WHOLE_ROW} for one scale per output, got {group}"
         )
     return KINDS[weights]._replace(group=None if group == WHOLE_ROW else group)
 
@@ -86,10 +86,10 @@ def quantize_model(
     head = linears(model).get("lm_head") if output else None
     if output and (head is None or head.embedding is not None):
         raise ConfigError(
-            "quantize_model: output=True, but the model has no output layer apart from its embedding"
+            "quantize_model: output=True needs an output layer that is not tied to the embedding; leave output out"
         )
     if calibrate is not None and not (isinstance(model, Decoder) and len(calibrate)):
-        raise ConfigError("quantize_model: calibrate takes rows of ids for a decoder, at least one")
+        raise ConfigError("quantize_model: calibrate needs a decoder and at least one row of ids")
     _require_finite(model)
     model.eval().requires_grad_(False)
     nearest = [] if head is None else [head]
@@ -127,16 +127,18 @@ def check_compressible(model: nn.Module) -> None:
     kinds = {(p.dtype, p.device.type) for p in model.parameters()}
     if kinds != {(torch.bfloat16, "cpu")}:
         actual = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ConfigError(f"weights of bf16 on the CPU are compressed, not {actual}; load the model in bf16")
+        raise ConfigError(
+            f"compression needs weights in bfloat16 on the CPU, got {actual}; load the model in bf16"
+        )
     if library() is None:
-        raise BackendError(f"compressed weights are read by the native kernels: {why_missing()}")
+        raise BackendError(f"compressed weights need the native kernels: {why_missing()}")
 
 
 def _require_plain(model: nn.Module, what: str) -> None:
     if adapter_names(model) or any(not layer.kept.exact for layer in linears(model).values()):
         raise ConfigError(
             f"{what}: the model has adapters or quantized layers; merge adapters first (headway surgery merge), and "
-            "take a model of plain weights"
+            "use unquantized weights"
         )
 
 
@@ -148,8 +150,8 @@ def _require_finite(model: nn.Module) -> None:
             first = wrong.nonzero()[0].tolist()
             raise ConfigError(
                 f"quantize_model: {name} has {int(wrong.sum()):,} of {value.numel():,} numbers that are infinite or "
-                f"NaN, the first at {first} ({float(value[tuple(first)])}); no code stands for these, and the model is "
-                "broken: take a checkpoint of its training from before they appeared, or get its files again"
+                f"NaN, the first at {first} ({float(value[tuple(first)])}), which cannot be quantized; use an earlier "
+                "checkpoint of its training, or download its files again"
             )
 
 

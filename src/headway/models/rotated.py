@@ -21,9 +21,9 @@ class Rotated:
 
     def __init__(self, rotary: RotaryEmbedding, dtype: torch.dtype) -> None:
         if rotary.positions.length_dependent:
-            raise NotLowered("the kernels know no rotation that depends on the length")
+            raise NotLowered("the kernels do not support rotations that depend on the length")
         if rotary.positions.grows:
-            raise NotLowered("the kernels know no rotation that lets queries grow")
+            raise NotLowered("the kernels do not support query_growth")
         self.rotary, self.dtype = rotary, dtype
         table = self._table(Tokens.range(1))
         dims, at = table.dims, torch.arange(table.dims)
@@ -55,5 +55,5 @@ class Rotated:
     def _table(self, tokens: Tokens) -> RotaryTable:
         table = self.rotary(tokens, self.dtype)
         if not isinstance(table, RotaryTable):
-            raise NotLowered("the kernels rotate pairs of numbers, and do not multiply heads by matrices")
+            raise NotLowered("the kernels support rotations of pairs only, not by matrices")
         return table

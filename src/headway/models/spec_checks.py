@@ -24,8 +24,8 @@ MOST_EXPERTS = 65_536
 """Maximum over all layers: three times as many as the largest published model has."""
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
 NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
-    "must lie between 0.0 and 1.0": (("norm_eps",), lambda n: 0 < n < 1),
-    "must be a number above 0": (
+    "must be above 0 and below 1": (("norm_eps",), lambda n: 0 < n < 1),
+    "must be a finite number above 0": (
         (
             *("init_std", "embedding_scale", "logit_scale", "attention_scale"),
             *("residual_scale", "logit_cap", "score_cap", "mlp_scale", "mlp_gate_scale"),
@@ -33,11 +33,11 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
         lambda n: 0 < n < math.inf,
     ),
     "must be a number from 0 to 1": (("norm_offset",), lambda n: 0 <= n <= 1),
-    "counts rows or columns of a table, 0 or more": (
+    "must be a whole number of at least 0": (
         ("token_types", "per_layer_embedding", "per_layer_vocab", "laurel"),
         lambda n: type(n) is int and n >= 0,
     ),
-    "is a probability from 0 to below 1": (
+    "must be a probability from 0 to below 1": (
         ("dropout", "attention_dropout", "activation_dropout"),
         lambda n: 0 <= n < 1,
     ),
@@ -72,7 +72,7 @@ def check(spec: Any) -> None:
     for what, (names, holds) in NUMBERS.items():
         for name in names:
             value = getattr(spec, name)
-            if value is not None and not holds(value):
+            if value is not None and not (isinstance(value, int | float) and holds(value)):
                 raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
     for name, choices in CHOICES.items():
         value = getattr(spec, name)
@@ -92,88 +92,86 @@ def _wrong(spec: Any) -> dict[str, bool]:
     scaled = (spec.mlp_scale, spec.mlp_gate_scale) != (1, 1)
     fed = [spec.hidden_of(i) if e is None else e.hidden for i, e in enumerate(spec.experts)]
     return {
-        f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
+        f'order {spec.order!r} needs a feed-forward in every layer; use order="pre" for layers without one': (
             spec.order in BESIDE and not all(fed)
         ),
-        f"order {spec.order!r} has no norm in front of attention alone: first_norm=False leaves out none": (
+        f'first_norm=False needs order "pre" or "sandwich", got {spec.order!r}': (
             not spec.first_norm and spec.order not in ("pre", "sandwich")
         ),
-        f"layers have norms in orders {', '.join(sorted(orders))}; two may be pre and output": (
+        f"layers have the orders of norms {', '.join(sorted(orders))}; only pre and output can be mixed": (
             len(orders) > 1 and not orders <= {*BESIDE_OTHERS}
         ),
-        "norm_weight=False leaves nothing that norm_offset could be added to, and no norm_bias": (
+        "norm_weight=False excludes norm_offset and norm_bias": (
             not spec.norm_weight and bool(spec.norm_offset or spec.norm_bias)
         ),
-        "mlp_scale and mlp_gate_scale are of layers without experts": any(spec.experts) and scaled,
-        "mlp_sparsity cuts the gates of feed-forwards without experts": any(
+        "mlp_scale and mlp_gate_scale are not supported with experts": any(spec.experts) and scaled,
+        "mlp_sparsity above 0 needs layers with a gated feed-forward without experts": any(
             share > 0 and not (spec.gated and experts is None and spec.hidden_of(i))
             for i, (share, experts) in enumerate(zip(spec.mlp_sparsity, spec.experts, strict=True))
         ),
-        f"per_layer_vocab={spec.per_layer_vocab} is fewer rows than the vocab of a per_layer_embedding": (
+        f"per_layer_vocab={spec.per_layer_vocab} needs a per_layer_embedding, and must be below vocab={spec.vocab}": (
             bool(spec.per_layer_vocab)
             and not (spec.per_layer_embedding and spec.per_layer_vocab < spec.vocab)
         ),
-        'laurel stands beside attention in order "pre" or "sandwich", behind their first norm, in a decoder': (
+        'laurel needs a decoder with order "pre" or "sandwich" and first_norm=True': (
             spec.laurel > 0
             and not (orders <= {"pre", "sandwich"} and spec.first_norm and spec.kind == "decoder")
         ),
-        "altup has no layer_scalar, and is for decoders": (
+        "altup needs a decoder without layer_scalar": (
             spec.altup is not None and (spec.layer_scalar or spec.kind != "decoder")
         ),
-        "mlp_gate_scale is of feed-forwards with a gate": spec.mlp_gate_scale != 1 and not spec.gated,
-        'qk_norm="all" is for norm="rms"': spec.qk_norm == "all" and spec.norm != "rms",
-        'qk_norm="rotated" is for rotations that do not depend on the length': (
+        "mlp_gate_scale needs gated=True": spec.mlp_gate_scale != 1 and not spec.gated,
+        'qk_norm="all" needs norm="rms"': spec.qk_norm == "all" and spec.norm != "rms",
+        'qk_norm="rotated" needs rotations that do not depend on the length': (
             spec.qk_norm == "rotated" and spec.positions.length_dependent
         ),
-        'qk_norm="rotated" and query_growth are for softmax attention with one set of projections': (
+        'qk_norm="rotated" and query_growth need softmax attention in all layers, without global_projections': (
             (spec.qk_norm == "rotated" or spec.positions.grows)
             and bool(not all_softmax or spec.global_projections)
         ),
-        "layer_hidden is of layers without experts": any(
+        "layer_hidden is for layers without experts; give the width of experts as Experts(hidden=...)": any(
             size != 0 and experts is not None
             for size, experts in zip(spec.layer_hidden, spec.experts, strict=True)
         ),
-        f"hidden={spec.hidden} is the width of no layer: those that have no experts have no feed-forward; give that of "
-        "the experts": any(fed) and spec.hidden not in fed,
-        "positions that all layers share in one table of scores are for layers of one head_dim": (
+        f"hidden={spec.hidden} is the width of no layer; set it to that of the experts": any(fed)
+        and spec.hidden not in fed,
+        "positions with one table of scores for all layers need one head_dim in all layers": (
             spec.positions.marks == "scores"
             and spec.positions.shared
             and any(head_dim != spec.head_dim for _, head_dim in spec.key_sizes)
         ),
-        f"per_layer_embedding adds by the activation, and {spec.activation!r} is one with numbers of its own": (
+        f"per_layer_embedding does not support activation={spec.activation!r}, which has parameters": (
             spec.per_layer_embedding > 0 and spec.activation in TRAINED
         ),
-        f"logit_cap is of logits over a vocab, and Head({task!r}) has none": (
+        f"logit_cap needs logits over the vocab, but Head({task!r}) has none": (
             spec.logit_cap is not None and not spec.head.needs_vocab
         ),
-        f"a decoder predicts what follows (Head('lm')), got Head({task!r})": spec.causal and task != "lm",
-        f"an encoder has no Head('lm'), got Head({task!r})": not spec.causal and task == "lm",
-        f"tied joins output layer and embedding, and Head({task!r}) has none": (
+        f"a decoder needs Head('lm'), got Head({task!r})": spec.causal and task != "lm",
+        "an encoder cannot have Head('lm'); give another head": not spec.causal and task == "lm",
+        f"tied=True needs an output layer over the vocab, but Head({task!r}) has none": (
             spec.tied and not spec.head.needs_vocab
         ),
-        f"an embedding of {spec.columns} columns needs a dense layer in front of the output; without one it has "
+        f"embedding_width={spec.columns} needs a dense layer before the output, Head(dense=...), or must be the width, "
         f"{spec.width}": spec.columns != spec.width and task == "lm" and spec.head.dense is None,
-        "global_projections are for encoders with softmax attention: a decoder's cache keeps one key per token, and "
-        "global queries need another": spec.global_projections and (spec.causal or not all_softmax),
+        "global_projections needs an encoder with softmax attention in all layers": spec.global_projections
+        and (spec.causal or not all_softmax),
     }
 
 
 def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
     other = spec.encoder
     if other is None:
-        return {"shared_embedding is the encoder's, and there is no encoder": spec.shared_embedding}
+        return {"shared_embedding=True needs encoder=": spec.shared_embedding}
     sizes, others = (spec.vocab, spec.columns), (other.vocab, other.columns)
     return {
-        "a dense layer in front of the output is for a stack alone, and this one has an encoder": (
-            spec.head.dense is not None
-        ),
-        "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
+        "Head(dense=...) is not supported in a decoder with an encoder": spec.head.dense is not None,
+        "encoder= needs a decoder, and an encoder with causal=False, Head('states') and no encoder of its own": (
             not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
         ),
-        f'cross-attention to an encoder stands in order "pre" or "post", got {spec.order!r}': spec.order
-        not in CROSSED,
-        f"the encoder's width {other.width} must be the decoder's, {spec.width}": other.width != spec.width,
-        f"a shared embedding has one size, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (
+        f'an encoder needs a decoder of order "pre" or "post", got {spec.order!r}': spec.order not in CROSSED,
+        f"the encoder's width {other.width} must equal the decoder's, {spec.width}": other.width
+        != spec.width,
+        f"shared_embedding=True needs equal sizes, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (
             spec.shared_embedding and others != sizes
         ),
     }
@@ -191,8 +189,8 @@ def _check_positions(spec: Any) -> None:
     limit = spec.positions.limit
     if limit is not None and limit < spec.trained_context:
         raise ConfigError(
-            f"ModelSpec: a table of {limit} positions cannot have been trained on rows of "
-            f"{spec.trained_context}; lengthen the table, or lower trained_context"
+            f"ModelSpec: trained_context={spec.trained_context} is longer than the table of {limit} positions; "
+            "lengthen the table, or lower trained_context"
         )
 
 
@@ -205,19 +203,19 @@ def _check_mixers(spec: Any) -> None:
     for i, (mixer, pattern) in enumerate(zip(spec.mixers, spec.patterns, strict=True)):
         if not isinstance(mixer, Softmax) and pattern != _seen(spec, mixer):
             raise ConfigError(
-                f"ModelSpec: layer {i} is {kind_of(mixer).name}, which sees all that there is, so that its pattern is "
-                f"{_seen(spec, mixer)}, got {pattern}; give one pattern per layer"
+                f"ModelSpec: layer {i} is {kind_of(mixer).name}, whose pattern must be {_seen(spec, mixer)}, got "
+                f"{pattern}; give one pattern per layer"
             )
     for name, kind in silent_fields(spec.mixers).items():
         if getattr(spec, name) != getattr(type(spec), name):
             raise ConfigError(
-                f"ModelSpec: {name}={getattr(spec, name)!r} is of softmax attention, and no layer is one: "
-                f"{kind.name}: {kind.why}; leave it out (`with_mixer` does)"
+                f"ModelSpec: {name}={getattr(spec, name)!r} has no effect on {kind.name}: {kind.why}; leave it out "
+                "(`with_mixer` does)"
             )
     marks = spec.positions.marks
     if marks in ("queries and keys", "scores") and not any(kind_of(m).positions for m in spec.mixers):
         raise ConfigError(
-            f"ModelSpec: positions mark {marks}, and no layer has any; give NoPositions() (`with_mixer` does)"
+            f"ModelSpec: positions act on {marks}, but no layer has any; give NoPositions() (`with_mixer` does)"
         )
 
 
@@ -255,7 +253,7 @@ def expand_patterns(
     if isinstance(values, str) or not all(isinstance(p, Pattern) for p in values):
         raise ConfigError(
             f"ModelSpec: patterns must be Pattern values such as Causal() or Window.last(512), got {patterns!r}; "
-            "text becomes a pattern by headway.patterns.parse"
+            "convert text by headway.patterns.parse"
         )
     repeated = by_layer("patterns", values, layers)
     for i, pattern in enumerate(values):
@@ -291,10 +289,10 @@ def expand_experts(
             f"{widths[0]}"
         )
     if not all(widths):
-        raise ConfigError("ModelSpec: hidden=0 is layers of attention alone, which have no experts either")
+        raise ConfigError(
+            "ModelSpec: hidden=0 means no feed-forward in any layer, so experts are not possible"
+        )
     repeated = by_layer("experts", each, layers)
     if (total := sum(e.count for e in repeated if e is not None)) > MOST_EXPERTS:
-        raise ConfigError(
-            f"ModelSpec: {total:,} experts in all layers, and at most {MOST_EXPERTS:,} are built"
-        )
+        raise ConfigError(f"ModelSpec: {total:,} experts in all layers exceed the limit of {MOST_EXPERTS:,}")
     return repeated

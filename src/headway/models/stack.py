@@ -137,7 +137,7 @@ class TransformerStack(nn.Module):
 
         Raises ConfigError for an unknown `gradient_checkpointing`.
         """
-        check_known(gradient_checkpointing, CHECKPOINTING, "there is no gradient_checkpointing of")
+        check_known(gradient_checkpointing, CHECKPOINTING, "there is no gradient_checkpointing")
         if isinstance(cache, BatchCache):
             return self._continue_rows(
                 ids, tokens, types, cache, memory, slots, embedding=embedding, record=record

@@ -60,7 +60,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     for quantized weights whose blocks would be split, and for merged adapters.
     """
     if model.shards is not None:
-        raise ConfigError("this model is shared by ranks already; build it anew")
+        raise ConfigError("tensor parallel: this model is already sharded; build a new one")
     share_of(model.spec, tensor.exchange.ranks, 0)
     layers = [m for m in model.modules() if isinstance(m, AttentionLayer)]
     stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
@@ -112,11 +112,11 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
     parts = [kind_of(part) for mixer in spec.mixers for part in parts_of(mixer)]
     names = [kind.name for kind in parts if not kind.positions]
     if names and ranks > 1:
-        raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
+        raise ConfigError(f"tensor parallel does not support {names[0]} yet")
     if differ(spec.mixers) and ranks > 1:
-        raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
+        raise ConfigError("tensor parallel does not support heads that differ between layers yet")
     if ranks > 1 and (spec.altup is not None or spec.laurel or any(spec.mlp_sparsity)):
-        raise ConfigError("tensor parallel: ranks cannot share layers with altup, laurel or mlp_sparsity yet")
+        raise ConfigError("tensor parallel does not support altup, laurel and mlp_sparsity yet")
     heads = share(spec.heads, "heads", ranks, rank)
 
     def units(hidden: int) -> int:
@@ -149,7 +149,7 @@ def _check(name: str, layer: Linear, tensor: TensorParallel) -> None:
     if (axis := AXES.get(_last(name))) is None:
         return
     if layer.merged:
-        raise ConfigError(f"tensor parallel: {name} has its adapters merged into it; unmerge(model) first")
+        raise ConfigError(f"tensor parallel: {name} has merged adapters; call unmerge(model) first")
     rows = Share(tensor, axis).part(layer.in_features if axis else layer.out_features)
     if reason := layer.kept.part_reason(axis, rows):
         raise ConfigError(f"tensor parallel: {name} {reason}")

@@ -97,17 +97,14 @@ def check_targets(
     and for label smoothing without targets."""
     if targets is None:
         if label_smoothing is not None:
-            raise ConfigError(
-                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
-            )
+            raise ConfigError("label_smoothing needs targets; give targets=, or drop label_smoothing=")
         return
     if logits_for is not None:
         raise ConfigError(
-            "targets and logits_for are given: losses are those of all targets that are not -100, and there are no "
-            "logits to choose from; drop one of them"
+            "targets and logits_for exclude each other: the loss covers all targets that are not -100; drop one of them"
         )
     if targets.shape != ids.shape:
-        raise DataError(f"targets {[*targets.shape]} do not fit ids {[*ids.shape]}; give one for each slot")
+        raise DataError(f"targets {[*targets.shape]} must have the shape of ids {[*ids.shape]}")
 
 
 def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
@@ -124,7 +121,7 @@ def slot_numbers(slots: Tensor | slice, batch: int, count: int) -> Tensor:
     rows_fit = slots.dim() == 1 or (slots.dim() == 2 and slots.shape[0] == batch)
     if slots.is_floating_point() or not rows_fit:
         raise DataError(
-            f"logits_for: slot numbers [N] or [{batch}, N], a bool mask or a slice are needed, "
+            f"logits_for must be slot numbers [N] or [{batch}, N], a bool mask or a slice, "
             f"got {slots.dtype} {list(slots.shape)}"
         )
     if slots.numel() and not -count <= int(slots.min()) <= int(slots.max()) < count:

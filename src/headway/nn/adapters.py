@@ -112,8 +112,8 @@ def attach(
     `dtype` is the dtype of the adapter's parameters, by default that of the layer's weight. Raises ConfigError for a
     name that is taken or invalid, for layers that the model does not have, and if adapters are merged."""
     if not name or "." in name or name in adapter_names(model):
-        what = "there already" if name in adapter_names(model) else "no name: it is empty, or has a dot"
-        raise ConfigError(f"attach: the adapter {name!r} is {what}; give it another name")
+        what = "exists already" if name in adapter_names(model) else "is empty or has a dot"
+        raise ConfigError(f"attach: the adapter name {name!r} {what}; choose another name")
     layers = block_linears(model)
     if unknown := sorted(adapter.layers.keys() - layers.keys()):
         raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], layers)}")
@@ -174,7 +174,7 @@ def merge(model: nn.Module) -> None:
     for place, layer in adapted(model):
         if reason := layer.kept.merge_reason():
             raise ConfigError(
-                f"merge: {place} {reason}; merge the adapter into the model as it was before: headway surgery merge"
+                f"merge: {place} {reason}; merge the adapter into the unquantized model: headway surgery merge"
             )
     for _, layer in adapted(model):
         layer.merge()

@@ -31,7 +31,7 @@ class AltUp:
     def __post_init__(self) -> None:
         check_whole("AltUp: streams", self.streams, 2)
         if not 0 < self.clip < math.inf:
-            raise ConfigError(f"AltUp: clip must be a number above 0, got {self.clip!r}")
+            raise ConfigError(f"AltUp: clip must be a finite number above 0, got {self.clip!r}")
 
 
 class AlternatingUpdates(nn.Module):

@@ -108,13 +108,13 @@ class AttentionLayer(MixingLayer):
             )
         for what, p in (("dropout", dropout), ("output_dropout", output_dropout)):
             if not 0.0 <= p < 1.0:
-                raise ConfigError(f"{name}: {what} is a probability from 0 to below 1, got {p}")
+                raise ConfigError(f"{name}: {what} must be a probability from 0 to below 1, got {p}")
         self.width, self.dropout = width, dropout
         self.head_dim = width // heads if head_dim is None else head_dim
         self.value_dim = self.head_dim if value_dim is None else value_dim
         if self.head_dim < 1 or self.value_dim < 1:
             raise ConfigError(
-                f"{name}: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
+                f"{name}: head_dim and value_dim must be at least 1, got {self.head_dim} and {self.value_dim}"
             )
         check_gate(name, gate, gate_act)
         d, e, shared = self.head_dim, self.value_dim, self.heads.kv_heads
@@ -195,18 +195,18 @@ class AttentionLayer(MixingLayer):
             raise ConfigError(f"{name}: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
         if rotation is not None and (memory is not None or not self.rotary.rotates):
             what = "memory is given" if memory is not None else f"positions are {self.positions}"
-            raise ConfigError(f"{name}: rotation is given, but {what}, and nothing is rotated")
+            raise ConfigError(f"{name}: rotation is given, but {what}, so nothing is rotated; drop rotation=")
         if memory is None and memory_tokens is not None:
-            raise ConfigError(f"{name}: memory_tokens describe `memory`, which is not given")
+            raise ConfigError(f"{name}: memory_tokens needs memory=")
         if memory is not None and cache is not None:
             raise ConfigError(
-                f"{name}: memory is there as a whole, so cross-attention takes no cache; drop cache="
+                f"{name}: cross-attention takes no cache, because memory is passed whole; drop cache="
             )
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         if tokens is None:
             if cache is not None:
-                raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
+                raise ConfigError(f"{name}: cache= needs tokens=, which its begin() returns")
             tokens = Tokens.range(x_BTM.shape[1], device=x_BTM.device)
         if memory is not None:
             memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
@@ -262,13 +262,11 @@ class AttentionLayer(MixingLayer):
                 f"global tokens) and no rotary positions or marks on scores; got {self.pattern} and {self.positions}"
             )
         if self.kv_from is not None:
-            raise ConfigError(
-                f"{name}: its keys and values are those of another layer (kv_from); drop memory="
-            )
+            raise ConfigError(f"{name}: keys and values come from another layer (kv_from); drop memory=")
         if isinstance(memory, Tensor):
             memory = self.keys(memory, tokens)
         elif tokens is not None:
-            raise ConfigError(f"{name}: memory is KeyValues, which have their tokens; drop memory_tokens=")
+            raise ConfigError(f"{name}: memory is KeyValues, which hold their tokens; drop memory_tokens=")
         if memory.k.shape[0] != rows:
             raise ConfigError(f"{name}: memory has {memory.k.shape[0]} rows, x has {rows}")
         return memory

@@ -40,15 +40,15 @@ def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> Non
     name = type(layer).__name__
     if tied_values and layer.value_dim != layer.head_dim:
         raise ConfigError(
-            f"{name}: tied_values are of the size of keys, got head_dim={layer.head_dim} and "
+            f"{name}: tied_values needs value_dim equal to head_dim, got head_dim={layer.head_dim} and "
             f"value_dim={layer.value_dim}"
         )
     if kv_from is None:
         return
     if layer.mixer.global_projections or not layer.mixer.rotates_queries:
-        raise ConfigError(f"{name}: kv_from is for softmax attention with one set of projections")
+        raise ConfigError(f"{name}: kv_from needs softmax attention without global_projections")
     if tied_values or v_norm:
-        raise ConfigError(f"{name}: values are those of kv_from; drop v_norm and tied_values")
+        raise ConfigError(f"{name}: values come from kv_from; drop v_norm and tied_values")
     sizes, theirs = ((m.heads.kv_heads, m.head_dim, m.value_dim) for m in (layer, kv_from))
     if sizes != theirs or kv_from.kv_from is not None:
         raise ConfigError(

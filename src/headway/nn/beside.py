@@ -38,11 +38,11 @@ class AttentionBeside(Attention):
         `AttentionLayer.forward`. Raises ConfigError for what the other layer does not support (memory, and tokens of
         other ranks), and for a cache without its states."""
         if options.get("memory") is not None:
-            raise ConfigError("AttentionBeside: its other layer has a state of x alone; drop memory=")
+            raise ConfigError("AttentionBeside: cross-attention is not supported; drop memory=")
         state = None if cache is None else cache.beside
         if cache is not None and state is None:
             raise ConfigError(
-                "AttentionBeside: cache keeps keys and values, and no state beside them; use `make_cache` of the model"
+                "AttentionBeside: cache has no state for the mixer beside attention; use make_cache of the model"
             )
         shared_options = {name: options.get(name) for name in ("tokens", "selected", "context")}
         other = scaled(self.beside(x_BTM, cache=state, **shared_options), self.factors[1])

@@ -99,23 +99,15 @@ class Block(nn.Module):
         super().__init__()
         check_known(order, ORDERS, "Block: there is no order of norms")
         if cross_attn is not None and order not in CROSSED:
-            raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
+            raise ConfigError(f'Block: cross-attention needs order "pre" or "post", got {order!r}')
         if mlp is None and order in BESIDE:
-            raise ConfigError(
-                f'Block: order {order!r} has a feed-forward beside attention; without one, use "pre"'
-            )
+            raise ConfigError(f'Block: order {order!r} needs a feed-forward (mlp=); without one, use "pre"')
         if not first_norm and order not in ("pre", "sandwich"):
-            raise ConfigError(
-                f"Block: order {order!r} has no norm in front of attention alone to be left out"
-            )
+            raise ConfigError(f'Block: first_norm=False needs order "pre" or "sandwich", got {order!r}')
         if laurel is not None and order not in ("pre", "sandwich"):
-            raise ConfigError(
-                f'Block: laurel is beside attention in order "pre" or "sandwich", got {order!r}'
-            )
+            raise ConfigError(f'Block: laurel needs order "pre" or "sandwich", got {order!r}')
         if altup is not None and layer_scalar:
-            raise ConfigError(
-                "Block: altup corrects several streams, and has no layer_scalar; leave one of them out"
-            )
+            raise ConfigError("Block: altup and layer_scalar exclude each other; leave one of them out")
         of_attention, of_mlp = NORMS[order]
         names = {*of_attention[not first_norm :], *(() if mlp is None else of_mlp)}
 
@@ -174,13 +166,19 @@ class Block(nn.Module):
         are those of `AttentionLayer`. Of `checkpointing` only the parts are handled here: whole blocks are
         checkpointed by the caller."""
         if (memory is None) != (self.cross_attn is None):
-            what = "no memory" if memory is None else "memory, but has no cross_attn"
-            raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
-        if (per_layer is None) != (self.per_layer is None):
-            what = "none" if per_layer is None else "some, but has no per_layer"
-            raise ConfigError(
-                f"Block: per-layer embeddings and what adds them come together; this block is given {what}"
+            what = (
+                "cross_attn needs memory="
+                if memory is None
+                else "memory is given, but there is no cross_attn"
             )
+            raise ConfigError(f"Block: {what}")
+        if (per_layer is None) != (self.per_layer is None):
+            what = (
+                "needs per-layer embeddings"
+                if per_layer is None
+                else "is given, but this block has no per_layer"
+            )
+            raise ConfigError(f"Block: per_layer {what}")
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))

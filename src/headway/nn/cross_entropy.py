@@ -225,7 +225,7 @@ def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:
     is_outside = trained & ((flat < 0) | (flat >= vocab))
     if bool(is_outside.any()):
         raise DataError(
-            f"target {int(flat[is_outside][0])} is not in 0..{vocab - 1}, the model's vocab, and not {IGNORE_INDEX} "
-            "(not trained on); were these ids made by another tokenizer?"
+            f"target {int(flat[is_outside][0])} is neither in 0..{vocab - 1}, the model's vocab, nor {IGNORE_INDEX} "
+            "(ignored); use the tokenizer that the model was trained with"
         )
     return flat, int(trained.sum())

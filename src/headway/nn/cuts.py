@@ -76,14 +76,15 @@ def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapp
     for cut in cuts:
         for span in (cut.queries, cut.keys):
             if span is not None and not 0 <= span[0] < span[1] <= FARTHEST:
-                raise ConfigError(f"{cut}: a span is (first, end) with 0 <= first < end, got {span}")
+                raise ConfigError(
+                    f"{cut}: a span must be (first, end) with 0 <= first < end <= {FARTHEST}, got {span}"
+                )
         if cut.layer is not None and not 0 <= cut.layer < len(layers):
             raise ConfigError(f"{cut}: there is no layer {cut.layer} among 0..{len(layers) - 1}")
         for layer in layers if cut.layer is None else [layers[cut.layer]]:
             if not isinstance(layer, AttentionLayer):
                 raise ConfigError(
-                    f"{cut}: a {type(layer).__name__} has no pairs of queries and keys to take out; name a layer of "
-                    "attention"
+                    f"{cut}: a {type(layer).__name__} has no attention weights to cut; choose an attention layer"
                 )
             heads, kept = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:

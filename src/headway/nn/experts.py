@@ -74,15 +74,17 @@ class Experts:
         check_known(self.score, get_args(RouterScore), "Experts: there is no score")
         size = self.count // self.groups
         wrong = {
-            f"groups={self.groups} do not divide {self.count} experts into groups of two or more": (
+            f"groups={self.groups} must divide {self.count} experts into groups of two or more": (
                 self.groups > 1 and (self.count % self.groups > 0 or size < 2)
             ),
-            f"top_groups={self.top_groups} of {self.groups} groups": self.top_groups > self.groups,
-            f"top={self.top} of {self.top_groups * size} experts": self.top > self.top_groups * size,
-            "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
-            f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
+            f"top_groups={self.top_groups} is more than groups={self.groups}": self.top_groups > self.groups,
+            f"top={self.top} is more than the {self.top_groups * size} experts of {self.top_groups} groups": (
+                self.top > self.top_groups * size
+            ),
+            "shared_gate=True needs a shared expert, but shared=0": self.shared_gate and not self.shared,
+            f"scale must be a finite number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
             **{
-                f"{name} must be a number of at least 0, got {getattr(self, name)!r}": (
+                f"{name} must be a finite number of at least 0, got {getattr(self, name)!r}": (
                     not 0 <= getattr(self, name) < math.inf
                 )
                 for name in ("sum_eps", "aux_loss_coef", "z_loss_coef")
@@ -182,7 +184,9 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         if not experts.hidden:
-            raise ConfigError("MixtureOfExperts: hidden=0 leaves their width to a ModelSpec; give it")
+            raise ConfigError(
+                "MixtureOfExperts: experts must have hidden of at least 1 here; hidden=0 is for ModelSpec only"
+            )
 
         def feed_forward(hidden: int) -> FeedForward:
             return FeedForward(width, hidden, activation, bias, dropout, gated=gated)

@@ -65,7 +65,7 @@ class LinearMixer(Mixer):
             )
         if self.linear.is_cosine and positions.amplitude != 1:
             raise ConfigError(
-                'LinearAttention: "cosine" is a distribution because rotations keep lengths, but '
+                'LinearAttention: feature="cosine" needs rotations that keep lengths, but '
                 f"{positions} multiplies them by {positions.amplitude:.4g}; use a scaling without an amplitude, or "
                 "another feature"
             )
@@ -75,8 +75,7 @@ class LinearMixer(Mixer):
         forbid_weights(score, 0.0)
         if context is not None:
             raise ConfigError(
-                "LinearAttention: its sums over keys are not added up over the ranks of context parallel; train this "
-                "model without it"
+                "LinearAttention: context parallel is not supported; train this model without it"
             )
         states = None if cache is None else self._states_of(cache, layer.rotary.positions)
         if memory is not None:
@@ -114,12 +113,12 @@ class LinearMixer(Mixer):
         states = states_of("LinearAttention", cache, self.linear, "sums")
         if not self.pattern.is_causal:
             raise ConfigError(
-                f"LinearAttention: under {self.pattern} queries see later tokens, so there is no cache; drop cache="
+                f"LinearAttention: under {self.pattern} queries see later tokens, so no cache is possible; drop cache="
             )
         if positions.length_dependent:
             raise ConfigError(
-                f"LinearAttention: under {positions} earlier keys are rotated anew as a row grows, but they have been "
-                "summed and cannot; decode without a cache, or use a scaling that does not depend on the length"
+                f"LinearAttention: under {positions} the rotation of earlier keys changes as a row grows, but a cache "
+                "keeps only their sum; decode without a cache, or use a scaling that does not depend on the length"
             )
         return states
 

@@ -40,7 +40,7 @@ class Lora:
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0.0 <= self.dropout < 1.0 or not math.isfinite(self.alpha):
             raise ConfigError(
-                "an adapter has a rank of 1 or more, a finite alpha and a dropout from 0 to below 1, got "
+                "an adapter must have a rank of at least 1, a finite alpha and a dropout from 0 to below 1, got "
                 f"rank={self.rank}, alpha={self.alpha}, dropout={self.dropout}"
             )
 

@@ -105,13 +105,13 @@ class Mixer(ABC):
         """Raises HeadwayError for positions, scores, dropout of weights or norms that the mixer does not support."""
         if qk_norm == "rotated" and (positions.length_dependent or not self.rotates_queries):
             raise ConfigError(
-                f'{type(self).__name__}: qk_norm="rotated" is for softmax attention with one set of projections, whose '
-                f'rotations do not depend on the length, got {positions}; use "head"'
+                f'{type(self).__name__}: qk_norm="rotated" needs softmax attention without global_projections and with '
+                f'rotations that do not depend on the length, got {positions}; use "head"'
             )
         if positions.grows and not self.rotates_queries:
             raise ConfigError(
-                f"{type(self).__name__}: {positions} multiplies queries by a factor of their position, which is for "
-                "softmax attention with one set of projections; drop query_growth"
+                f"{type(self).__name__}: query_growth of {positions} needs softmax attention without "
+                "global_projections; drop query_growth"
             )
 
     @abstractmethod
@@ -141,7 +141,7 @@ class SoftmaxMixer(Mixer):
             return self._attend_shared(layer, x_BTM, call)
         if cache is not None and not isinstance(cache, PagedLayer):
             raise ConfigError(
-                f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
+                f"Attention: cache must keep keys and values, got a {type(cache).__name__}; give a layer of "
                 "PagedCache(spec, patterns)"
             )
         # If frequencies depend on the row's length, the cache holds unrotated keys, which are rotated when read.
@@ -164,7 +164,7 @@ class SoftmaxMixer(Mixer):
         keys = None if call.shared is None or layer.kv_from is None else call.shared.get(layer.kv_from)
         if keys is None:
             raise ConfigError(
-                "Attention: kv_from is another layer, whose keys and values come first; call that one with the same "
+                "Attention: the keys and values of kv_from are missing; call that layer first, both with the same "
                 "shared={that: None}"
             )
         (q_BHTD,) = layer.projected(x_BTM, "q", rotation=call.rotation)
@@ -234,13 +234,13 @@ class GlobalMixer(SoftmaxMixer):
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         if call.cache is not None or call.memory is not None:
             raise ConfigError(
-                "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
-                "no memory here; drop cache= and memory="
+                "GlobalAttention: caches and cross-attention are not supported, since global queries see later tokens "
+                "and have their own keys; drop cache= and memory="
             )
         if call.context is not None:
             raise ConfigError(
-                "GlobalAttention: global queries have projections of their own, which context parallel does not "
-                "gather from other ranks; train this model without it"
+                "GlobalAttention: context parallel is not supported, since it does not gather the keys of global "
+                "queries; train this model without it"
             )
         tokens, rotation = call.tokens, call.rotation
         if call.selected is not None:

@@ -108,12 +108,10 @@ class StateLayer(MixingLayer):
         ranks, weights to record), and for a cache of another kind."""
         name = type(self).__name__
         wrong = {
-            "rotation is given, but nothing is rotated": rotation is not None,
+            "rotation is given, but nothing is rotated; drop rotation=": rotation is not None,
             "score is given, but there are no scores of pairs": bool(score),
-            "the state is not passed on between the ranks of context parallel; train this model without it": (
-                context is not None
-            ),
-            "record is given, but there are no weights of pairs": record is not None
+            "context parallel is not supported; train this model without it": context is not None,
+            "record is given, but there are no attention weights": record is not None
             and (self in record.layers or self in record.patterns),
         }
         for what, is_so in wrong.items():
@@ -144,8 +142,8 @@ class StateLayer(MixingLayer):
         ordered = _in_order(type(self).__name__, tokens, x)
         if ordered.begins is not None and past is not None:
             raise ConfigError(
-                f"{type(self).__name__}: a past is of one document per row, but these tokens are of several (packed); "
-                "give each document a row of its own"
+                f"{type(self).__name__}: past needs one document per row, but these tokens are packed; give each "
+                "document its own row"
             )
         out, state = self.mix(self.inputs(ordered.order.arrange(x, 1)), ordered, past)
         return ordered.order.restore(out, 1), state
@@ -156,7 +154,7 @@ class StateLayer(MixingLayer):
         name = type(self).__name__
         states = states_of(name, cache, self.of, "states")
         if tokens is None:
-            raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
+            raise ConfigError(f"{name}: cache= needs tokens=, which its begin() returns")
         rows = states.cache.step_of(tokens).rows
         inputs = [rows.unpack(t) for t in self.inputs(x)]
         out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), states.read())

@@ -35,7 +35,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         if positions.at(0) != positions:
             raise ConfigError(
-                "RotaryEmbedding: layers have schemes of their own; make one for each different positions.at(layer)"
+                "RotaryEmbedding: positions differ between layers; make one for each different positions.at(layer)"
             )
         positions.check_head_dim(head_dim)
         self.positions, self.head_dim = positions, head_dim

@@ -180,8 +180,8 @@ def test_fates_of_heads_that_differ() -> None:
 @pytest.mark.parametrize(
     ("path", "more", "words"),
     [
-        ("attention", {"layer": 2, "head": 0}, "layer: there is no 2 among"),
-        ("attention", {"layer": 0, "head": 4}, "head: there is no 4 among"),
+        ("attention", {"layer": 2, "head": 0}, "layer: 2 is not in"),
+        ("attention", {"layer": 0, "head": 4}, "head: 4 is not in"),
         ("attention", {"layer": -3, "head": 0}, "layer: there is no -3"),
         ("attention", {"layer": 0, "head": 0, "query": 400}, "no token 400"),
         ("attention", {"layer": 0, "head": 0, "prompt": [999999]}, "vocabulary"),

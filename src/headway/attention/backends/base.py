@@ -63,21 +63,18 @@ class Capabilities:
         checks = (
             (device not in self.devices, f"it runs on {' and '.join(self.devices)}, not on {device}"),
             (grad and device not in self.gradient, f"it has no backward on {device}"),
-            (call.dropout > 0 and not self.dropout, "it has no dropout keyed by place"),
-            (steps and not self.scores, f"it knows no scores such as {steps}"),
-            (tied and not self.slot_scores, "it takes no bias tied to slots"),
-            (call.keep is not None and not self.keep, "it takes no `keep` mask"),
-            (wide and not self.value_width, "it needs values as wide as keys"),
+            (call.dropout > 0 and not self.dropout, "it does not support dropout"),
+            (steps and not self.scores, f"it does not support score={steps}"),
+            (tied and not self.slot_scores, "it does not support a bias tensor per slot"),
+            (call.keep is not None and not self.keep, "it does not support a keep mask"),
+            (wide and not self.value_width, "it needs keys and values of one width"),
             (lse and device not in self.lse, f"it returns no logsumexp on {device}"),
             (lse and grad and not self.lse_gradient, "its logsumexp has no gradient"),
             (
                 types and call.q.dtype not in (self.dtypes or ()),
                 f"its kernels take {types}, not {_name(call.q.dtype)}",
             ),
-            (
-                leaf,
-                f"{type(leaf).__name__} has no primitive, which is all that its kernels know of a pattern",
-            ),
+            (leaf, f"its kernels do not support {type(leaf).__name__}, which has no primitive"),
         )
         return first_failed(*checks)
 

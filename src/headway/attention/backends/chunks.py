@@ -36,7 +36,7 @@ def limits(call: Call, device: str) -> str | None:
     """Returns why this call is not a window over slots with two ends, or None if it is."""
     return first_failed(
         ({*diagonal.PINNED} & {*kinds(call.pattern)}, "it takes windows without sinks or global tokens"),
-        (None in call.pattern.reach, f"{call.pattern} is no window with an end on both sides"),
+        (None in call.pattern.reach, f"it takes windows bounded on both sides, not {call.pattern}"),
     ) or diagonal.limits(call, device)
 
 

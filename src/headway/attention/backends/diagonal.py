@@ -32,7 +32,7 @@ def limits(call: Call, device: str) -> str | None:
     sides = ((q.index, k.index), (q.documents, k.documents))
     if q.count != k.count or not all(bool((a == b).all()) for a, b in sides):
         return "queries and keys must be the same slots"
-    return None if _diagonal(q) else "the tokens of a document must lie side by side, in order and each once"
+    return None if _diagonal(q) else "the tokens of a document must be contiguous, in order and unique"
 
 
 def _diagonal(tokens: Tokens) -> bool:

@@ -41,7 +41,7 @@ def form(call: Call, part: KeyValues) -> str:
 
 def limits(call: Call, device: str) -> str | None:
     """Returns why torch's kernels cannot run this call, or None if they can."""
-    return "a causal mask with a scale of 0 or less gives NaN there" if call.scale <= 0 else None
+    return f"torch's causal mask gives NaN for scale={call.scale:g} (0 or less)" if call.scale <= 0 else None
 
 
 def forward(call: Call, lse: bool = True) -> Partial:

@@ -52,7 +52,7 @@ class DeltaTransition:
         if self.update.shape != later.update.shape or self.decay.dtype != later.decay.dtype:
             raise PatternError(
                 f"DeltaTransition: updates of [batch, heads, D, E] = {[*self.update.shape]} in {self.update.dtype} and "
-                f"{[*later.update.shape]} in {later.update.dtype} do not compose; make both of the same layer and rows"
+                f"{[*later.update.shape]} in {later.update.dtype} do not compose; both must be of one layer and batch"
             )
         return DeltaTransition(later.decay @ self.decay, later.apply(self.update))
 
@@ -150,8 +150,8 @@ def delta_transition(
     as in `delta_attend`. Raises PatternError for packed documents."""
     if tokens is not None and order_of(tokens).documents is not None:
         raise PatternError(
-            "delta_transition: it is of one document per row, but these tokens are of several (packed); give each "
-            "document its own row: Tokens.from_lengths instead of Tokens.packed"
+            "delta_transition: rows must hold one document each, but these tokens are packed; give each document its "
+            "own row: Tokens.from_lengths instead of Tokens.packed"
         )
     rows, heads, _, value_dim = v.shape
     dim = k.shape[3]
@@ -249,16 +249,14 @@ def _check(
     for name, (t, shapes) in expected.items():
         if tuple(t.shape) not in [tuple(shape) for shape in shapes]:
             one_of = " or ".join(str([*shape]) for shape in shapes)
-            raise PatternError(
-                f"delta_attend: {name} must be {one_of} beside v {[*v.shape]}, got {[*t.shape]}"
-            )
+            raise PatternError(f"delta_attend: {name} must be {one_of} for v {[*v.shape]}, got {[*t.shape]}")
         if t.device != v.device or not t.is_floating_point():
             raise PatternError(
                 f"delta_attend: {name} must be floating point on {v.device}, got {t.dtype} on {t.device}"
             )
     if {q.dtype, k.dtype} != {v.dtype} or (past is not None and past.dtype != work):
         raise PatternError(
-            f"delta_attend: q, k and v share a dtype, and past is in {work}; got {q.dtype}, {k.dtype}, {v.dtype}"
+            f"delta_attend: q, k and v must share a dtype, and past must be {work}; got {q.dtype}, {k.dtype}, {v.dtype}"
             + ("" if past is None else f" and {past.dtype}")
         )
     tokens = Tokens.range(count, device=v.device) if tokens is None else tokens

@@ -83,10 +83,10 @@ class DeltaSpec(RuleSizes):
         super().__post_init__()
         if self.rank is not None:
             check_whole("DeltaSpec: rank", self.rank, 1)
-        check_known(self.decay, DECAYS, "DeltaSpec: there is no decay of a")
+        check_known(self.decay, DECAYS, "DeltaSpec: there is no decay")
         check_known(self.gate, GATES, "DeltaSpec: there is no gate")
         if self.order is not None:
-            check_known(self.order, ORDERS, "DeltaSpec: its layers have no order of norms")
+            check_known(self.order, ORDERS, "DeltaSpec: there is no order of norms")
         if not 0 < self.beta_scale <= 2:
             raise ConfigError(f"DeltaSpec: beta_scale must be above 0 and at most 2, got {self.beta_scale!r}")
         if self.norm_eps is not None and not 0 <= self.norm_eps < 1:
@@ -122,6 +122,8 @@ class SSDSpec(RuleSizes):
         super().__post_init__()
         object.__setattr__(self, "factors", tuple(self.factors))
         if not 0 <= self.least_step < math.inf:
-            raise ConfigError(f"SSDSpec: least_step must be a number of at least 0, got {self.least_step!r}")
+            raise ConfigError(
+                f"SSDSpec: least_step must be a finite number of at least 0, got {self.least_step!r}"
+            )
         if len(self.factors) != 5 or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"SSDSpec: factors must be five numbers above 0, got {self.factors}")
+            raise ConfigError(f"SSDSpec: factors must be five finite numbers above 0, got {self.factors}")

@@ -51,7 +51,7 @@ def linear_attend(
         q_tokens, k_tokens: the tokens in the slots of each side, by default numbered from 0. Causal queries and keys
             are the same tokens, in any order of slots.
         rotation: turns features by position (`RotaryTable` of these tokens); it must preserve lengths for "cosine".
-        past: the state of earlier keys of each row (`linear_state`, `LinearAttentionCache`), for Causal() without
+        past: the state of earlier keys of each row (`linear_state`), for Causal() without
             packed documents; it has no gradient.
         form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T, also with the
             backward), or "auto" (`choose_form`).
@@ -168,9 +168,7 @@ class Prepared:
             return at
         if not at.causal or self.k_order.documents is not None:
             what = "Full()" if not at.causal else "packed documents"
-            raise PatternError(
-                f"linear attention: past is what one document per row has seen under Causal(), got {what}"
-            )
+            raise PatternError(f"linear attention: past needs Causal() and one document per row, got {what}")
         check_past(past, at.k, at.v)
         return replace(at, past=past)
 
@@ -179,12 +177,13 @@ class Prepared:
         at = self.given
         if self.k_order.documents is not None:
             raise PatternError(
-                "linear attention: a state is of one document per row, but these tokens are of several (packed); "
-                "give each document its own row: Tokens.from_lengths instead of Tokens.packed"
+                "linear attention: a state needs one document per row, but these tokens are packed; give each document "
+                "its own row: Tokens.from_lengths instead of Tokens.packed"
             )
         if not self.linear.is_causal:
             raise PatternError(
-                'linear attention: "softmax over tokens" divides by a sum over all keys, so states of it do not add'
+                'linear attention: key_feature="softmax over tokens" has no state, since it divides by a sum over all '
+                'keys; use key_feature="softmax" or "exp"'
             )
         count = self.keys.valid.sum(1).expand(at.k.shape[0])
         with exactly(at.k):

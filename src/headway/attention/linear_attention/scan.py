@@ -115,8 +115,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise BackendError(
-                'second derivatives of linear attention: only form="parallel" has them, this call ran on "chunked"; '
-                'pass form="parallel" to it'
+                'second derivatives of linear attention need form="parallel"; this call ran in form "chunked"'
             )
         dnum, dden = grads
         q, k, v, zq, zk, documents, kv, z = ctx.saved_tensors

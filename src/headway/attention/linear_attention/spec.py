@@ -87,17 +87,17 @@ class LinearAttentionSpec:
             check_known(value, known, f"linear attention: there is no {name}")
         if (self.feature == COSINE) != (keys == COSINE):
             raise ConfigError(
-                f'linear attention: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; '
+                f'linear attention: "cosine" (1 + q/|q| . k/|k|) must be the feature of both queries and keys; '
                 f"got feature={self.feature!r} and key_feature={keys!r}"
             )
         if self.is_cosine and rotary == "numerator":
             raise ConfigError(
-                'linear attention: "cosine" keeps its meaning as a distribution with rotary in numerator and '
-                'denominator, and loses it in the numerator alone; use rotary="both", or another feature'
+                'linear attention: with feature="cosine" and rotary="numerator" the weights are no distribution; use '
+                'rotary="both", or another feature'
             )
         if not 0 < self.eps < float("inf"):
             raise ConfigError(
-                f"linear attention: eps is the least denominator, greater than 0, got {self.eps}"
+                f"linear attention: eps, the smallest denominator, must be finite and above 0, got {self.eps}"
             )
         object.__setattr__(self, "key_feature", keys)
         object.__setattr__(self, "rotary", rotary)

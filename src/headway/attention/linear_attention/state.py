@@ -51,8 +51,8 @@ class LinearState:
             (b, k, f, e), (b2, k2, f2, e2) = self.kv.shape, other.kv.shape
             raise CacheError(
                 f"LinearState: states of [batch, kv_heads, features, value_dim] = {[b, k, f, e]} in {self.kv.dtype} on "
-                f"{self.device} and {[b2, k2, f2, e2]} in {other.kv.dtype} on {other.device} do not add; make "
-                "both of the same layer, rows and dtype"
+                f"{self.device} and {[b2, k2, f2, e2]} in {other.kv.dtype} on {other.device} cannot be added; both "
+                "must be of the same layer, rows, dtype and device"
             )
         return LinearState(self.kv + other.kv, self.k + other.k, self.count + other.count)
 

@@ -21,10 +21,10 @@ from headway.scores import Score, steps_of
 from headway.tokens import Tokens
 
 NO_WEIGHTS = (
-    "linear attention never computes the weights of pairs, only sums over the keys, so there is nothing that {} could "
-    "act on. Of the relative positions known in 2021 only rotary ones, which turn queries and keys, work with it "
-    "(Su et al. 2021, section 3.3), and later ones act on the state: decay by distance (RetNet), which is not here, "
-    "and the gated delta rule (headway.nn.GatedDelta); use positions=Rotary(...), or softmax attention"
+    "linear attention computes sums over the keys, never the weights of pairs, so {} cannot be applied. Of the "
+    "relative positions known in 2021 only rotary ones, which rotate queries and keys, work with it (Su et al. 2021, "
+    "section 3.3); later ones act on the state: decay by distance (RetNet, not supported) and the gated delta rule "
+    "(headway.nn.GatedDelta); use positions=Rotary(...), or softmax attention"
 )
 """Why score steps and dropout of weights are refused."""
 
@@ -42,7 +42,7 @@ def check_pattern(linear: LinearAttentionSpec, pattern: Pattern) -> None:
     """Raises PatternError for a pattern that sums cannot express."""
     if pattern not in (Full(), Causal()):
         raise PatternError(
-            f"linear attention sees all keys of a document (Full()) or those so far (Causal()), not {pattern}: "
+            f"linear attention: pattern must be Full() or Causal(), got {pattern}: "
             + NO_WEIGHTS.format("a mask")
         )
     if pattern == Causal() and not linear.is_causal:
@@ -76,12 +76,12 @@ def check_call(
     if q_tokens is not k_tokens and (pattern == Causal() or rotation is not None):
         what = "Causal()" if pattern == Causal() else "a rotation"
         raise PatternError(
-            f"linear attention: under {what} queries and keys are of the same tokens, since the sums run along one "
-            "sequence; give q_tokens = k_tokens, and what came before as past= (linear_state, LinearAttentionCache)"
+            f"linear attention: under {what} queries and keys must be the same tokens, since the sums run along one "
+            "sequence; pass one Tokens as q_tokens and k_tokens, and earlier keys as past=linear_state(...)"
         )
     if rotation is not None and linear.rotary == "none":
         raise PatternError(
-            'linear attention: a rotation is given, but LinearAttentionSpec(rotary="none") turns nothing'
+            'linear attention: LinearAttentionSpec(rotary="none") rotates nothing; drop rotation='
         )
     return heads, q_tokens, k_tokens
 
@@ -105,6 +105,6 @@ def check_past(past: LinearState, k: Tensor, v: Tensor) -> None:
         )
     if torch.is_grad_enabled() and (past.kv.requires_grad or past.k.requires_grad):
         raise PatternError(
-            "linear attention: past has no gradient, but its tensors require one; compute it under torch.no_grad(), "
-            "or attend over the whole sequence"
+            "linear attention: no gradient flows through past, but its tensors require one; compute it under "
+            "torch.no_grad(), or attend over the whole sequence"
         )

@@ -69,8 +69,8 @@ def device_named(name: str, dtype: torch.dtype) -> Machine:
     device = DEVICES[name]
     if dtype not in device.peaks:
         raise ConfigError(
-            f"plan: the peak of {name} is known for bfloat16 and float32, not for {dtype}; ask for one of these with "
-            "--dtype"
+            f"plan: the peak FLOP/s of {name} is known for bfloat16 and float32, not for {dtype}; choose one of these "
+            "with --dtype"
         )
     return Machine(
         name=name, memory=device.memory, bandwidth=device.bandwidth, peak=device.peaks[dtype], device="cuda"

@@ -72,7 +72,7 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     """
     if logits != 1 and spec.head.task in ("classify", "embed"):
         raise ConfigError(
-            f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
+            f"prefill_flops: Head({spec.head.task!r}) gives one output per row, so logits must be 1, got {logits}"
         )
     last = min(logits, n) if spec.kind == "decoder" else n
     fed = fed_outputs(spec, spec.layers - 1) + 2 * spec.per_layer_embedding

@@ -85,19 +85,19 @@ def plan(
         )
     if prefill_chunk is not None and (spec.kind != "decoder" or prefill_chunk < 1):
         raise ConfigError(
-            f"plan: prefill_chunk={prefill_chunk} is how many tokens of a decoder's prompts are read at a time, 1 or "
-            f"more, and {model} is of kind {spec.kind}"
+            f"plan: prefill_chunk must be at least 1, and is for decoders only; got {prefill_chunk} for {model}, of "
+            f"kind {spec.kind}"
         )
     for stack, tokens in rows:
         if batch * tokens > MOST:
             raise ConfigError(
-                f"plan: {batch} rows of {tokens} tokens are more than the {MOST} that are planned; lower the context, "
-                "the source or the batch"
+                f"plan: {batch} rows of {tokens} tokens exceed the limit of {MOST} tokens; lower the context, the "
+                "source or the batch"
             )
         if stack.context_limit is not None and tokens > stack.context_limit:
             raise ConfigError(
-                f"plan: {model} takes rows of at most {stack.context_limit} tokens, {tokens} were asked for; lower the "
-                "context"
+                f"plan: {model} takes rows of at most {stack.context_limit} tokens, got {tokens}; lower the "
+                + ("context" if stack is spec else "source")
             )
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype

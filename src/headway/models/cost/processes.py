@@ -73,18 +73,18 @@ def process_shares(
     """
     if context > MOST:
         raise ConfigError(
-            f"mesh {mesh}: what each process reads of a row is found tile by tile, in rows of at most {MOST} tokens, "
-            f"and these have {context}; lower the context, or leave --processes and --mesh out"
+            f"mesh {mesh}: shares of processes are planned for rows of at most {MOST} tokens, got {context}; lower the "
+            "context, or leave --processes and --mesh out"
         )
     if batch < mesh.batches:
         raise ConfigError(
-            f"mesh {mesh}: {mesh.batches} processes share the rows of a step, and it has {batch}; take more rows, or "
-            "fewer processes"
+            f"mesh {mesh}: {mesh.batches} processes cannot share a batch of {batch} rows; use a larger batch or fewer "
+            "processes"
         )
     if mesh.cp > 1 and spec.encoder is not None:
-        raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
+        raise ConfigError(f"mesh {mesh}: cp does not support encoder-decoders; leave cp out")
     if mesh.cp > 1 and (names := state_kinds(spec)):
-        raise ConfigError(f"mesh {mesh}: ranks do not pass on the states of {names}; leave cp out")
+        raise ConfigError(f"mesh {mesh}: cp does not support {names}; leave cp out")
     if mesh.expert > 1:
         check_experts(spec, mesh.expert)
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)

@@ -44,7 +44,7 @@ def training_time(
     Raises ConfigError if hours is not above 0.
     """
     if hours is not None and hours <= 0:
-        raise ConfigError(f"plan: a training takes hours above 0, got {hours:g}")
+        raise ConfigError(f"plan: hours must be above 0, got {hours:g}")
     tokens = rows * context * epochs
     flops = tokens * train_flops(spec, context, source)
     seconds = flops / (peak * devices)

@@ -209,8 +209,8 @@ def must_decode(spec: ModelSpec, what: str) -> None:
     """Raises ConfigError if the model is an encoder."""
     if spec.kind == "encoder":
         raise ConfigError(
-            f"{what} is of decoding, token by token, and an encoder reads whole rows at once; "
-            "ask for prefill_flops, activation_bytes or training_bytes"
+            f"{what} is for decoding token by token, which an encoder does not do; "
+            "use prefill_flops, activation_bytes or training_bytes"
         )
 
 
@@ -221,7 +221,7 @@ def stacks(spec: ModelSpec, context: int, source: int | None = None) -> list[tup
         return [(spec, context), (spec.encoder, context if source is None else source)]
     if source is not None:
         raise ConfigError(
-            f"source={source} is the length of an encoder-decoder's sources, and this {spec.kind} has none"
+            f"source={source} is for encoder-decoders only, but this model is of kind {spec.kind}; leave source out"
         )
     return [(spec, context)]
 

@@ -94,7 +94,7 @@ class Weight(ABC):
 
     def part_reason(self, axis: int, rows: range) -> str | None:
         """Returns why the matrix cannot be reduced to these rows (axis 0) or columns (axis 1), or None if it can."""
-        return f"has weights in {self.name}, of which there are no parts; use plain weights"
+        return f"has weights in {self.name}, which cannot be sharded; use plain weights"
 
     def part(self, axis: int, rows: range) -> Self:
         """Returns some rows (axis 0) or columns (axis 1), with the same numbers, provided that there is no
@@ -103,7 +103,7 @@ class Weight(ABC):
 
     def native(self) -> Matrix | str:
         """Returns the matrix that the kernels of a decoding step read, or the reason why they cannot."""
-        return f"the kernels read no weights in {self.name}"
+        return f"the kernels do not support weights in {self.name}"
 
     def merge_reason(self) -> str | None:
         """Returns why an adapter cannot be merged into it, or None if it can."""

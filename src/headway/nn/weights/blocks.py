@@ -26,7 +26,7 @@ class BlockQuantized(Packed):
         blocks."""
         if w.shape[1] % BLOCK:
             raise BackendError(
-                f"{cls.name} has blocks of {BLOCK} inputs, and rows of {w.shape[1]} are no multiple"
+                f"{cls.name} needs a multiple of {BLOCK} inputs (whole blocks), got {w.shape[1]}"
             )
         return cls(BlockPanels.pack(quantize_blocks(w.detach(), cls.bits)))
 

@@ -115,7 +115,7 @@ class Nf4(Weight):
         if self.row is None and self.size[1] % BLOCK == columns % BLOCK == 0:
             return None
         return (
-            f"has weights in nf4 with a scale for each {BLOCK} numbers, and {columns} inputs a process, no multiple of "
+            f"has weights in nf4 in blocks of {BLOCK} numbers, but {columns} inputs per process are not a multiple of "
             f"{BLOCK}; leave base out, so that they are in bf16"
         )
 
@@ -158,7 +158,7 @@ class Nf4(Weight):
     def native(self) -> Matrix | str:
         """See `Weight`: its own tensors, if rows are whole blocks."""
         if self.size[1] % BLOCK:
-            return f"the kernels read nf4 in rows of whole blocks of {BLOCK}, not of {self.size[1]} inputs"
+            return f"the kernels need nf4 weights with a multiple of {BLOCK} inputs, got {self.size[1]}"
         codes, scales = (t.view(self.size[0], -1) for t in (self.codes, self.scales))
         return Nf4Matrix(
             codes, scales, _values(), dynamic_map(), self.largest, float(self.offset), self.first, self.row

@@ -60,7 +60,7 @@ class Plain(Weight):
 
     def native(self) -> Matrix | str:
         """See `Weight`."""
-        return self.w.detach() if self.w.stride(1) == 1 else "the kernels read weights whose rows lie whole"
+        return self.w.detach() if self.w.stride(1) == 1 else "the kernels need weights with contiguous rows"
 
     def merge_reason(self) -> None:
         """See `Weight`."""

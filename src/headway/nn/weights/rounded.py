@@ -77,8 +77,8 @@ class Packed(Weight):
         if axis == 0 or (rows.start % group == 0 and len(rows) % group == 0):
             return None
         return (
-            f"has weights in {self.name} in groups of {group} inputs, and {len(rows)} inputs a process would cut one; "
-            f"take a number of processes that leaves a multiple of {group}, or plain weights (dequantize=True)"
+            f"has weights in {self.name} in groups of {group} inputs, which {len(rows)} inputs per process split; "
+            f"use a number of processes that leaves a multiple of {group}, or plain weights (dequantize=True)"
         )
 
     def part(self, axis: int, rows: range) -> Self:

@@ -41,11 +41,11 @@ def limits(call: Call, device: str) -> str | None:
     odd = ", ".join(type(step).__name__ for step in call.score if not isinstance(step, SCORES))
     double, fits = call.q.dtype == torch.float64, min(widths) >= 16 and max(widths) <= 256
     return first_failed(
-        (odd, f"FlexAttention's scores know the place of a pair, not its vectors, which {odd} needs"),
+        (odd, f"FlexAttention cannot compute score={odd} from a score and the indices of its pair"),
         (device == "cuda" and double, "FlexAttention's CUDA kernel has no float64"),
         (
             device == "cuda" and not fits,
-            f"FlexAttention's CUDA kernel takes 16 to 256 per head, not {sorted(widths)}",
+            f"FlexAttention's CUDA kernel takes head sizes from 16 to 256, not {sorted(widths)}",
         ),
     )
 

@@ -40,9 +40,9 @@ def limits(call: Call, device: str = "cpu") -> str | None:
     """Returns why the kernels cannot run this call, or None if they can."""
     widths = call.q.shape[-1], call.keys[0].v.shape[-1]
     if max(widths) > c.WIDEST or not min(widths):
-        return f"its kernels take heads of 1 to {c.WIDEST}"
+        return f"its kernels take head sizes from 1 to {c.WIDEST}, not {sorted(widths)}"
     if len(call.score) > c.MOST_SCORES:
-        return f"its kernels take up to {c.MOST_SCORES} scores"
+        return f"its kernels take up to {c.MOST_SCORES} scores, not {len(call.score)}"
     for score in call.score:
         if reason := _score_limit(score, call):
             return reason
@@ -57,10 +57,10 @@ def limits(call: Call, device: str = "cpu") -> str | None:
 def _score_limit(score: Score, call: Call) -> str | None:
     name = type(score).__name__
     if type(score) not in KINDS:
-        return f"its kernels know no score {name}"
+        return f"its kernels do not support score={name}"
     sides = (call.q_tokens, *(part.tokens for part in call.keys))
     if not isinstance(score, SoftCap) and any(t.position is not None for t in sides):
-        return f"its kernels measure the distance of {name} by index, these tokens have positions"
+        return f"its kernels compute the distances of {name} from indices, but these tokens have positions"
     return wrong_heads(score, call.q.shape[1])
 
 

@@ -62,8 +62,8 @@ def _build(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays
     for tokens in (q, k):
         if tokens.count and int(tokens.index.max()) >= FAR:
             raise BackendError(
-                f'backend="native": token {int(tokens.index.max())} of its document is beyond 2^30, where its '
-                'kernels stop counting; backend="banded" goes on'
+                f'backend="native": token index {int(tokens.index.max())} is not below 2^30, the limit of its kernels; '
+                'use backend="banded"'
             )
     q, k = _small_documents(q, k)
     at_q, k_order, rows = BlockOrder(q, pattern.dilation), None, max(q.rows, k.rows)

@@ -34,8 +34,8 @@ def limits(call: Call, device: str) -> str | None:
     widest = max(width, *(part.v.shape[-1] for part in call.keys))
     return first_failed(
         (not has_triton(), "Triton is not installed here (pip install triton)"),
-        (count > QUERIES, f"it is for at most {QUERIES} queries a call, not {count}"),
-        (widest > 256, f"it takes at most 256 per head, not {widest}"),
+        (count > QUERIES, f"it takes at most {QUERIES} queries per call, not {count}"),
+        (widest > 256, f"it takes head sizes up to 256, not {widest}"),
     )
 
 
