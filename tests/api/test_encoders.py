@@ -160,7 +160,7 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
             {"pooling_mode_max_tokens": True},
             "pooling mode pooling_mode_max_tokens is unsupported; set exactly one of",
         ),
-        ({}, "pooling mode nothing"),
+        ({}, "pooling mode none is unsupported"),
     ],
 )
 def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_path: Path) -> None:
