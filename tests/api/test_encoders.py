@@ -178,7 +178,7 @@ def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_pa
             "{}",
             r"modules\.json must hold a JSON array, but holds a dict",
         ),
-        ("modules.json", '["Transformer"]', r"modules\.json: must be a list of modules, each an object"),
+        ("modules.json", '["Transformer"]', r"modules\.json must be a list of modules, each an object"),
         (
             "1_Pooling/config.json",
             '{"a": 1, "a": 2}',

@@ -165,7 +165,8 @@ def check_schema(schema: Any) -> None:
                 f"grammar: the schema is nested deeper than {MOST_DEPTH} levels; move parts to $defs"
             )
         if isinstance(value, dict):
-            if type(step := value.get("multipleOf")) in (int, float) and 0 < step < math.inf:
+            step = value.get("multipleOf")
+            if isinstance(step, int | float) and step is not True and 0 < step < math.inf:
                 # the number without its decimal point: 0.25 has digits 25 and exponent -2, and counts as 25;
                 # normalized, 2000.0 has digits 2 and exponent 3, and counts as 2000
                 _, digits, exponent = Decimal(str(step)).normalize().as_tuple()
