@@ -122,7 +122,7 @@ def test_merged_weights_are_the_model_with_its_adapters(
     outputs = [headway.load(name).model(ids) for name in ("by-itself", "a")]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
     assert run(["surgery", "merge", "m", "nothing"]) == 1
-    assert "say what is put into its weights: --adapter FOLDER" in capsys.readouterr().err
+    assert "give the adapter to merge into it: --adapter FOLDER" in capsys.readouterr().err
 
 
 @pytest.fixture

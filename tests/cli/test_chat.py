@@ -43,7 +43,7 @@ def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixtu
     alone, _ = chat(folder, "hello\n", capsys=capsys)
     out, err = chat(folder, f"{'猫' * 600}\n/nonsense\nhello\n", capsys=capsys)
     assert out == alone
-    assert "this message has 1211 tokens, and 506 have room beside a reply in the context of 512" in err
+    assert "this message has 1211 tokens, but beside a reply only 506 fit in the context of 512" in err
     assert "--" not in err, "no option of another command"
     assert "there is no /nonsense: /reset forgets the conversation" in err
 
@@ -51,7 +51,7 @@ def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixtu
 def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", bare]) == 1
     message = capsys.readouterr().err
-    assert "talk all the same with --plain or --template NAME" in message
+    assert "chat all the same with --plain or --template NAME" in message
     assert f"continue a text with: headway generate {bare}" in message
 
 
@@ -146,7 +146,7 @@ def test_a_line_that_is_no_utf_8_is_left_out(
     out, err = capsys.readouterr()
     messages = [{"role": "user", "content": "hello é"}]
     assert out == headway.load(folder).chat(messages, max_new_tokens=6, temperature=0).text + "\n"
-    assert "standard input: not UTF-8 at byte 3 (this line is left out)" in err
+    assert "standard input: not UTF-8 at byte 3 (this line is skipped)" in err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", errors=errors))
     with pytest.raises(SystemExit):
         main(["generate", folder, "-n", "6"])

@@ -17,8 +17,8 @@ from headway.text import train_bpe
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them"),
-        (["--data", "x", "--harness", "y"], "one of them"),
+        ([], "eval needs either a text (--data FILE) or tasks (--harness TASK[,TASK])"),
+        (["--data", "x", "--harness", "y"], "eval needs either"),
         (["--data", "x", "--shots", "2"], "--tasks, --shots, --chat and --batch-size are for --harness"),
         (["--data", "x", "--batch-size", "2"], "and --batch-size are for --harness"),
         (["--data", "x", "--dtype", "float32"], "no-such-folder does not exist"),

@@ -92,7 +92,7 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
             "group must be a multiple of 32, or -1 for one scale per output, got 20",
         ),
         (["--weights", "int4", "--output", "n"], "an output layer that is not tied to the embedding"),
-        (["--weights", "int4", "--limit", "9", "n"], "--limit counts tokens of a text"),
+        (["--weights", "int4", "--limit", "9", "n"], "--limit counts tokens of the text of --data"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -110,7 +110,7 @@ def test_what_is_quantized_is_not_quantized_again_nor_trained(
     assert run(["quantize", "n", "--weights", "int8", "p"]) == 1
     assert "has weights of int4, groups of 32 (pack-quantized) already" in capsys.readouterr().err
     assert run(["train", "--model", "n", "--data", "text.txt", "--out", "r", "--steps", "1"]) == 1
-    assert "weights in int4 are not trained: train an adapter" in capsys.readouterr().err
+    assert "weights in int4 cannot be trained: train an adapter" in capsys.readouterr().err
 
 
 def test_a_plan_counts_the_bytes_that_layers_keep(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

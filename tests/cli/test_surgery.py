@@ -149,7 +149,11 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
             1,
             "--compare measures losses, so it needs --data",
         ),
-        (["gqa", "m", "n", "--kv-heads", "2", "--limit", "9"], 1, "--limit counts tokens of a text"),
+        (
+            ["gqa", "m", "n", "--kv-heads", "2", "--limit", "9"],
+            1,
+            "--limit counts tokens of the text of --data",
+        ),
         (["gqa", "m", "n"], 2, "--kv-heads"),
         (["gqa", "m", "n", "--kv-heads", "2", "--heads", "2"], 2, "--heads"),
         (["gqa", "x", "n", "--kv-heads", "2"], 1, "x does not exist: a model is a folder"),

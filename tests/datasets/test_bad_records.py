@@ -17,7 +17,7 @@ LINES = [
     ('{"text": "\\ud800"}', r"x\.jsonl:1: a lone surrogate U\+D800"),
     ('{"text": "a\\u0000"}', r"x\.jsonl:1: a NUL character"),
     ("3", r"x\.jsonl:1: an object is expected, got int"),
-    ("\n\n", r"x\.jsonl: the file holds no record"),
+    ("\n\n", r"x\.jsonl: no records"),
     ('{"messages": []}', r'x\.jsonl:1: "messages": a chat needs at least one message'),
     ('{"messages": [{"role": "user", "contnet": "a"}]}', r'message 0 \(user\) needs "content".*did you mean'),
     ('{"messages": [{"role": "user", "content": 3}]}', r'messages\[0\]: "content" must be a string or a list, got int'),
@@ -43,7 +43,7 @@ LINES = [
     ('{"question": "", "context": "a", "answers": {"text": ["a"], "answer_start": []}}', r"lists .* of equal length"),
 ]  # fmt: skip
 BAD = [
-    ("x.json", "[]", r"x\.json: the file holds no record"),
+    ("x.json", "[]", r"x\.json: no records"),
     ("x.json", '[\n{"text": "a"}\n{"text": "b"}]', r"x\.json:3: not JSON: Expecting ',' delimiter at column 1"),
     ("x.json", '[\n{"text": "a"},\n{"text":\n oops}]', r"x\.json:4: not JSON: .* at column 2"),
     ("x.json", '[{"text": "a", "label": 1}, {"text": 1, "label": 1}]', r'x\.json: \[1\]: "text" must be a string'),

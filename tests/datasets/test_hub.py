@@ -206,7 +206,9 @@ def test_a_model_is_trained_on_a_split(hub: Hub, tmp_path: Path, monkeypatch: py
     )
     assert train(config, quiet=True).steps == 2
     assert len(hub.asked) == 1
-    with pytest.raises(DataError, match="hf://o/n:train#text: a dry run fetches nothing; give a local file"):
+    with pytest.raises(
+        DataError, match="hf://o/n:train#text: a dry run downloads nothing; give a local file"
+    ):
         describe_run(config)
 
 

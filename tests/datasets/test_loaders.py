@@ -269,7 +269,7 @@ def test_the_command_lists_and_makes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["bytes"] == (tmp_path / "t.txt").stat().st_size
     assert "PSF" in report["licence"]
     assert run(["data", "--out", "x"]) == 1
-    assert "--out is of a set" in capsys.readouterr().err
+    assert "--out needs the NAME of a data set" in capsys.readouterr().err
 
 
 def test_a_file_that_recipes_name_has_its_command() -> None:

@@ -155,7 +155,7 @@ def test_a_timeout_is_of_servers(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["judge", "a", "b", "--questions", "q", "--by", "m"],
     ):
         assert run([*command, "--out", str(tmp_path / "x"), "--timeout", "3"]) == 1
-        assert "--timeout is of servers, and none is asked" in capsys.readouterr().err
+        assert "--timeout is only for servers, and no server is given" in capsys.readouterr().err
 
 
 def test_what_is_no_reply_is_said() -> None:

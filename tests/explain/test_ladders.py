@@ -92,7 +92,7 @@ def test_the_command_trains_the_steps(
     assert rows[0]["loss"] > 1
     assert "training each step of the ladder: 7 steps" in err
     assert run(["diff", "transformer", "llama", "--steps", "7"]) == 1
-    assert "are of the models that --ladder trains" in capsys.readouterr().err
+    assert "are only for --ladder" in capsys.readouterr().err
 
 
 def test_without_the_laboratory_the_error_says_what_offers_it(monkeypatch: pytest.MonkeyPatch) -> None:

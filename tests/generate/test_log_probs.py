@@ -128,6 +128,6 @@ def test_the_command_tells_them(tmp_path: object, capsys: pytest.CaptureFixture[
     assert run([*command, "--json"]) == 0
     assert not {"log_probs", "top_log_probs"} & set(json.loads(capsys.readouterr().out))
     assert run([*command, "--log-probs"]) == 1
-    assert "--log-probs: they are in the report; add --json" in capsys.readouterr().err
+    assert "--log-probs are printed in the JSON report only; add --json" in capsys.readouterr().err
     assert run([*command, "--top-log-probs", "2", "--json"]) == 1
     assert "needs log_probs=True" in capsys.readouterr().err

@@ -186,7 +186,7 @@ def test_a_model_that_writes_no_lists_ends_the_run(tmp_path: Path) -> None:
     ):
         make_instructions(Scripted(lambda messages, seed: "I cannot."), seeds(), 3, tmp_path / "made.jsonl")
     assert len(lines(tmp_path / "made.jsonl.rejects.jsonl")) == 20
-    with pytest.raises(DataError, match="2 seed tasks; a request shows 3 of them"):
+    with pytest.raises(DataError, match="2 seed tasks are too few: a request shows 3"):
         make_instructions(Scripted(writer), seeds()[:2], 3, tmp_path / "other.jsonl")
 
 
@@ -198,7 +198,7 @@ def test_seeds_that_are_none_are_named_with_file_and_line(tmp_path: Path) -> Non
     ):
         read_seeds(path)
     path.write_text('{"instruction": "a", "output": 3}\n')
-    with pytest.raises(DataError, match=r"seeds.jsonl:1: instruction, input and output are texts"):
+    with pytest.raises(DataError, match=r"seeds.jsonl:1: instruction, input and output must be texts"):
         read_seeds(path)
 
 

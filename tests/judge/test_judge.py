@@ -238,11 +238,14 @@ def test_answers_are_asked_turn_after_turn_and_resumed(tmp_path: Path) -> None:
 def test_files_that_are_wrong_are_named_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     for text, message in (
-        ('{"question_id": 1}', r"q.jsonl:1: .question_id. and .turns., a list of texts, are expected"),
-        ('{"question_id": 1, "turns": ["a", "b", "c"]}', "q.jsonl:1: a question has one turn or two, got 3"),
+        ('{"question_id": 1}', r"q.jsonl:1: expected .question_id. and .turns., a list of texts"),
+        (
+            '{"question_id": 1, "turns": ["a", "b", "c"]}',
+            "q.jsonl:1: a question must have one turn or two, got 3",
+        ),
         (
             '{"question_id": 1, "turns": ["a"]}\n{"question_id": 1, "turns": ["a"]}',
-            "q.jsonl:2: there are two questions 1",
+            "q.jsonl:2: question_id 1 occurs twice",
         ),
     ):
         path.write_text(text + "\n")

@@ -145,7 +145,7 @@ def test_sizes_and_folders_are_compared(tmp_path, capsys) -> None:  # type: igno
 
 def test_what_is_neither_is_an_error_that_suggests(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diff", "lama", "gpt2"]) == 1
-    assert "'lama' is neither a folder, nor a size, nor a family (did you mean" in capsys.readouterr().err
+    assert "'lama' is not a folder, a size or a family (did you mean" in capsys.readouterr().err
     assert run(["diff", "llama", "./nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err
 

@@ -132,10 +132,13 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("arguments", "message"),
     [
         (["lama-2-7b"], "no model 'lama-2-7b' (did you mean \"llama-2-7b\"?)"),
-        (["./nowhere"], "./nowhere is neither a folder with a config.json nor a name of the catalog"),
+        (["./nowhere"], "./nowhere is not a folder with a config.json, or a name of the catalog"),
         (["mistral-7b", "--dtype", "float16"], "float16 products are hundreds of times slower"),
         (["mistral-7b", "--patterns", "Window.last(8); Causal(); Full()"], "3 patterns do not fit 32 layers"),
-        (["mistral-7b", "--epochs", "3"], "--epochs and --hours are of a training; say on how many --rows"),
+        (
+            ["mistral-7b", "--epochs", "3"],
+            "--epochs and --hours are for the time of a training; give its number of --rows",
+        ),
         (["mistral-7b", "--rows", "9", "--hours", "0"], "hours must be above 0, got 0"),
         (["mistral-7b", "--device", "A100"], "there is no device 'A100' (did you mean \"A100-"),
         (

@@ -18,10 +18,10 @@ Make = Callable[..., Recipe]
 @pytest.mark.parametrize(
     ("stages", "keys", "said"),
     [
-        ([], {}, "stages is a list of mappings"),
-        ([{"name": "a b"}], {}, "a name of its own of letters"),
-        ([{"name": "a"}, {"name": "a"}], {}, "a name of its own"),
-        ([{"name": "a"}, {"name": "b", "from": "c"}], {}, "from names no earlier stage: 'c'"),
+        ([], {}, "stages must be a list of one or more mappings"),
+        ([{"name": "a b"}], {}, "its own name of letters"),
+        ([{"name": "a"}, {"name": "a"}], {}, "its own name"),
+        ([{"name": "a"}, {"name": "b", "from": "c"}], {}, "from: there is no earlier stage 'c'"),
         ([{"name": "a", "surgery": {"gqa": 2}}], {}, "need the model of an earlier stage"),
         ([{"name": "a", "moments": "keep"}], {}, "need the model of an earlier stage"),
         ([{"name": "a"}, {"name": "b", "moments": "maybe"}], {}, "there are no moments 'maybe'; there are keep, zero"),
@@ -29,11 +29,16 @@ Make = Callable[..., Recipe]
         ([{"name": "a"}, {"name": "b", "surgery": {"gqa": {"heads": 2}}}], {}, "gqa has no option 'heads'"),
         ([{"name": "a"}, {"name": "b", "surgery": {"window": {"sinks": 2}}}], {}, "window needs keys"),
         ([{"name": "a", "stepz": 3}], {}, 'unknown setting "stepz"'),
-        ([{"name": "a"}], {"stepz": 3}, "stepz is a setting of no stage"),
+        ([{"name": "a"}], {"stepz": 3}, "no stage has a setting stepz"),
         ([{"name": "a"}, {"name": "b", "depth": 3}], {}, "already fixes depth"),
-        ([{"name": "a"}], {"claims": {"c": "a.val_loss"}}, "must compare by <"),
+        ([{"name": "a"}], {"claims": {"c": "a.val_loss"}}, "must be a comparison with <"),
         ([{"name": "a"}], {"claims": {"c": "b.val_loss < 1"}}, "there is no stage 'b'"),
-        ([{"name": "a"}], {"claims": {"c": "a. < 1"}}, "is no comparison"),
+        ([{"name": "a"}], {"claims": {"c": "a. < 1"}}, "is not a comparison"),
+        ([{"name": "a"}], {"claims": ["a.val_loss < 1"]}, "claims must be a mapping, got ['a.val_loss < 1']"),
+        ([{"name": "a"}], {"columns": "val_loss"}, "columns must be a list, got 'val_loss'"),
+        ([{"name": "a"}], {"seeds": 3}, "seeds must be a list, got 3"),
+        ([{"name": "a", "published": [1.7]}], {}, "stage a: published must be a mapping"),
+        ([{"name": "a", "small": 2}], {}, "stage a: small must be a mapping"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_runs(
@@ -69,7 +74,7 @@ def test_the_task_of_all_stages_says_what_may_be_set(make: Make) -> None:
     keys = {"task": "masked-lm", "family": "bert", "kv_heads": None, "toy": {"mask_share": 0.4}}
     assert make("out", [{"name": "a"}], small=True, **keys).stages[0].settings["mask_share"] == 0.4
     with pytest.raises(
-        ConfigError, match=r"mask_shore is a setting of no stage.*mask_share.*their tasks: masked-lm"
+        ConfigError, match=r"no stage has a setting mask_shore.*mask_share.*their tasks: masked-lm"
     ):
         make("out", [{"name": "a"}], **{**keys, "toy": {"mask_shore": 0.4}}, small=True)
 
@@ -98,12 +103,12 @@ def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureF
     [
         ([{"name": "a", "seed": 3}], [], "seed belongs to the whole recipe"),
         ([{"name": "a"}], ["a.out=x"], "out belongs to the whole recipe"),
-        ([{"name": "a"}, {"name": "b", "from": "a", "model": "m"}], [], "model is what a trains"),
-        ([{"name": "a"}], ["a.stepz=3"], "stage a: stepz is a setting of no stage"),
-        ([{"name": "a", "small": {"stepz": 3}}], [], "stage a: stepz is a setting of no stage"),
+        ([{"name": "a"}, {"name": "b", "from": "a", "model": "m"}], [], "model is that of stage a"),
+        ([{"name": "a"}], ["a.stepz=3"], "stage a: no stage has a setting stepz"),
+        ([{"name": "a", "small": {"stepz": 3}}], [], "stage a: no stage has a setting stepz"),
         ([{"name": "a"}], ["seed=3", "seeds=[1, 2]"], "seed 3 and seeds [1, 2] are given"),
         ([{"name": "a"}], ["test_source=x"], "test_source and test_target belong together"),
-        ([{"name": "a"}], ["test_source=x", "test_target=y"], "are for translators, and no stage trains one"),
+        ([{"name": "a"}], ["test_source=x", "test_target=y"], "are for translators, but no stage trains one"),
     ],
 )
 def test_what_would_be_ignored_is_an_error(

@@ -147,13 +147,13 @@ def test_a_stage_that_is_done_keeps_its_surgery(make: Make) -> None:
         return [{"name": "one", "steps": 1}, {"name": "two", "steps": 1, "surgery": {"gqa": kv_heads}}]
 
     run_recipe(make("out", stages(2)), quiet=True)
-    with pytest.raises(ConfigError, match="2-two is done, with other settings"):
+    with pytest.raises(ConfigError, match="2-two was run with other settings"):
         run_recipe(make("out", stages(1)), resume="auto", quiet=True)
 
 
 def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
     run_recipe(make("out", [{"name": "one"}]), quiet=True)
-    with pytest.raises(ConfigError, match="is done, with other settings"):
+    with pytest.raises(ConfigError, match="was run with other settings"):
         run_recipe(make("out", [{"name": "one", "lr": 1e-4}]), resume="auto", quiet=True)
     same = make("out", [{"name": "one", "threads": 1, "log_every": 3}])
     other = run_recipe(same, resume="auto", quiet=True)
@@ -281,7 +281,7 @@ def test_a_folder_that_moved_goes_on_where_it_was_stopped(
 
 def test_a_recipe_takes_more_seeds_and_fewer(make: Make) -> None:
     single = run_recipe(make("out", CHAIN[:2]), quiet=True)
-    with pytest.raises(ConfigError, match="is done, with other settings"):
+    with pytest.raises(ConfigError, match="was run with other settings"):
         run_recipe(make("out", CHAIN[:2], lr=1e-4), resume="auto", quiet=True)
     both = run_recipe(make("out", CHAIN, seeds=[0, 1]), resume="auto", quiet=True)
     assert both.measures(0)["lora"] == single.measures(0)["lora"]

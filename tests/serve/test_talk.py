@@ -51,7 +51,7 @@ def test_a_talk_with_a_server_is_that_with_its_model(
 def test_what_a_server_cannot_be_told_is_refused(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     url = ["--url", f"{house.url}/v1"]
     for flags, words in (
-        (["--dtype", "bf16"], "--dtype is of models that are loaded here"),
+        (["--dtype", "bf16"], "--dtype is only for models that headway loads itself"),
         (["--plain"], "leave out --plain"),
         (["other"], "404 there is no model 'other'"),
     ):

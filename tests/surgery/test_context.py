@@ -124,7 +124,7 @@ def test_partial_rotary_stretches_what_turns():
         (Learned(16), "a trained table of 16 rows, and row 16 is undefined"),
         (
             Rotary(pairing="halves", scaling=LinearScaling(2.0)),
-            r"rescaled already, by LinearScaling\(factor=2.0\); begin with",
+            r"already rescaled by LinearScaling\(factor=2.0\); start from",
         ),
     ],
 )

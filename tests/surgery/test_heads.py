@@ -153,7 +153,7 @@ def test_the_source_is_left_as_it_was():
         (2.0, "mean", None, "cannot become 2.0"),
         (True, "mean", None, "cannot become True"),
         (4, "frist", None, "no pool 'frist' \\(did you mean \"first\"\\?\\); there are mean, first, random"),
-        (4, "mean", 1, "a seed is for pool 'random'; 'mean' draws nothing"),
+        (4, "mean", 1, "seed is only for pool 'random', got pool 'mean'"),
     ],
 )
 def test_what_cannot_be_pooled(kv_heads, pool, seed, message):

@@ -84,10 +84,10 @@ def test_what_cannot_be_put():
         put_window(*model, 5, sinks=-1)
     with pytest.raises(ConfigError, match="layers are 0 to 3, got 4, -1"):
         put_window(*model, 5, layers=(0, 4, -1))
-    with pytest.raises(ConfigError, match="no layer is named"):
+    with pytest.raises(ConfigError, match="layers is empty"):
         put_window(*model, 5, layers=())
     with pytest.raises(
-        ConfigError, match=r"every layer has a bound already: Window.last\(9\); name the layers"
+        ConfigError, match=r"every layer has a bounded cache already: Window.last\(9\); give the layers"
     ):
         put_window(*make(Window.last(9)), 5)
 

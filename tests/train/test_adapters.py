@@ -117,7 +117,7 @@ def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) ->
     tokenizer = headway.load(base).tokenizer
     save_folder(base, build(spec, seed=1).eval(), tokenizer=tokenizer, overwrite=True)
     with pytest.raises(
-        ConfigError, match=r"beside another model than the one that is in .*base now \(fingerprints"
+        ConfigError, match=r"trained on another model than the one now in .*base \(fingerprints"
     ):
         train(beside(steps=4, save_every=1), resume="auto", quiet=True)
 
@@ -142,7 +142,7 @@ def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Pa
     tensors.pop(next(iter(tensors)))
     file.unlink()
     write_safetensors(file, tensors)
-    with pytest.raises(CheckpointError, match="holds another adapter than the settings make"):
+    with pytest.raises(CheckpointError, match="its adapter differs from that of the settings"):
         train(beside(steps=2), resume="auto", quiet=True)
 
 

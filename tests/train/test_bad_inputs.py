@@ -132,7 +132,7 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
             weight.register_hook(lambda grad: torch.full_like(grad, 1.0) * factor)
 
     with pytest.raises(
-        TrainingError, match=r"step 4: the gradient is not finite .*no step was made"
+        TrainingError, match=r"step 4: the gradient is not finite .*the weights were not updated"
     ) as caught:
         train(settings(steps=9), callbacks=[Callback(watch, every_steps=1)], quiet=True)
     assert len(kept) == 3

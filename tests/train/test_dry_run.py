@@ -85,7 +85,7 @@ def test_the_command_has_it_for_every_task(tmp_path: Path, capsys: pytest.Captur
     config = of("tag", tmp_path)
     assert run(["train", "--task", "tag", "--data", config.data, "--depth", "1", "--dry-run"]) == 0
     assert "training records           50\n" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="a dry run asks the task, and Reversal has no `foresee`"):
+    with pytest.raises(ConfigError, match="a dry run needs the method `foresee`, which Reversal lacks"):
         describe_run(ReversalConfig(out=str(tmp_path / "run")))
 
 

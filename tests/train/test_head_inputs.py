@@ -104,15 +104,11 @@ def test_labels_are_those_of_the_data_or_those_that_are_given(tmp_path: Path) ->
     single = write(tmp_path / "one.jsonl", numbers[:1])
     with pytest.raises(DataError, match="the label '10' only"):
         made("classify", tmp_path, data=single, validation=None, context=64)
-    with pytest.raises(
-        DataError, match=r"n\.jsonl:1: the label '10' is none of the model's; there are new york, oslo"
-    ):
+    with pytest.raises(DataError, match=r"n\.jsonl:1: the model has no label '10'; it has new york, oslo"):
         made("classify", tmp_path, validation=path, context=64)
-    with pytest.raises(
-        DataError, match=r"train\.jsonl:1: the label '.*' is none of the model's; there are x, y"
-    ):
+    with pytest.raises(DataError, match=r"train\.jsonl:1: the model has no label '.*'; it has x, y"):
         made("classify", tmp_path / "other", labels=("x", "y"))
-    with pytest.raises(ConfigError, match="a name is there twice"):
+    with pytest.raises(ConfigError, match="labels must be different from each other"):
         made("classify", tmp_path, labels=("x", "x"))
 
 
@@ -141,7 +137,9 @@ def test_the_curve_of_a_classifier_is_of_records(tmp_path: Path, monkeypatch: py
 def test_texts_beyond_the_context_are_said(task: str, tmp_path: Path) -> None:
     """The longest texts have about 14 tokens, the longest questions about 24."""
     short: dict[str, Any] = {"context": 20, "stride": 4} if task == "answer" else {"context": 10}
-    with pytest.raises(DataError, match=r"train\.jsonl:\d+: \d\d tokens, and context is \d\d; raise context"):
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:\d+: \d\d tokens do not fit context \d\d; raise context"
+    ):
         made(task, tmp_path, **short, too_long="error")
     cut = made(task, tmp_path, **short, too_long="cut")
     assert max(cut.train_rows.lengths) == short["context"]
@@ -256,7 +254,9 @@ def test_pairs_with_a_number_are_measured_by_rank(tokenizer: Tokenizer, tmp_path
     rows = Embed.rows(records, EmbedConfig(data=""), Reading(tokenizer, spec))
     assert rows.evaluate(build(spec, seed=0)).metrics == {"spearman": pytest.approx(1)}
     wrong, _ = read_all(write(tmp_path / "x.jsonl", [{**pairs[0], "label": "alike"}]), Embed.measured)
-    with pytest.raises(DataError, match=r"x\.jsonl:1: how alike two texts are must be a number, got 'alike'"):
+    with pytest.raises(
+        DataError, match=r"x\.jsonl:1: the similarity of two texts must be a number, got 'alike'"
+    ):
         Embed.rows(wrong, EmbedConfig(data=""), Reading(tokenizer, spec))
 
 

@@ -68,7 +68,7 @@ def test_processes_are_started_and_train_as_one(by: str, shared: Path) -> None:
         (["--data", "nowhere.txt"], "data nowhere.txt: no such file or folder. Paths are relative to"),
         (["--mesh", "dp=3"], "mesh 'dp=3' needs 3 processes, but the run has 2"),
         (["--kv-heads", "3"], "1 query heads cannot share 3 key/value heads evenly"),
-        (["--resume", "nowhere"], "nowhere is no training checkpoint"),
+        (["--resume", "nowhere"], "nowhere is not a training checkpoint"),
     ],
 )
 def test_settings_are_looked_at_before_processes_are_started(
@@ -101,7 +101,7 @@ def test_a_run_of_several_processes_goes_on_in_as_many() -> None:
     several = "headway train --processes 2 --config 'a run/config.yaml' --resume auto"
     assert resume_command(Path("a run"), 2) == several
     assert how_to_resume(Path("nowhere"), 3, 2).endswith(
-        "stopped at step 3; when that is mended, start again"
+        "stopped at step 3; when the cause is fixed, start again"
     )
 
 
@@ -110,7 +110,7 @@ def test_processes_that_are_started_already_are_not_started_again(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert run(["train", "--processes", "2", "--data", "text/"]) == 1
-    assert "--processes 2, and 4 are started already" in capsys.readouterr().err
+    assert "--processes 2: 4 processes are started already" in capsys.readouterr().err
     recipe = str(ROOT / "recipes" / "evolution.yaml")
     assert run(["train", "--config", recipe]) == 1
-    assert "a recipe of several runs, which one process makes" in capsys.readouterr().err
+    assert "a recipe of several runs, which needs a single process" in capsys.readouterr().err

@@ -58,7 +58,10 @@ def test_another_number_of_processes_than_was_started_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert run(["train", "--data", "x", "--processes", "3"]) == 1
-    assert "--processes 3, and 2 are started already; leave it out" in capsys.readouterr().err
+    assert (
+        "--processes 3: 2 processes are started already (by torchrun); leave it out"
+        in capsys.readouterr().err
+    )
     assert not started
     assert run(["train", "--data", "x", "--processes", "2"]) == 130
     assert len(started) == 1
@@ -75,4 +78,4 @@ def test_a_recipe_is_run_and_not_described(
     assert "is a recipe of several runs; --print-config and --dry-run are for one run" in stderr
     assert run(["train", "--config", str(recipe), "--processes", "2"]) == 1
     stderr = " ".join(capsys.readouterr().err.split())
-    assert "is a recipe of several runs, which one process makes; drop --processes" in stderr
+    assert "is a recipe of several runs, which needs a single process; leave out --processes" in stderr

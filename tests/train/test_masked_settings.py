@@ -43,7 +43,7 @@ def test_models_that_have_no_mask_to_fill(encoder: Make, settings: Make, tmp_pat
     save_folder(tmp_path / "c", classifier, tokenizer=Tokenizer.load(first.model))
     with pytest.raises(
         ConfigError,
-        match=r"nothing trains .* this encoder \(bert\) has Head\('classify'\); it is pre-trained with",
+        match=r"no task trains .* this encoder \(bert\) has the head 'classify'; pre-training needs",
     ):
         train(settings(**folder, out=str(tmp_path / "d")), quiet=True)
     plain = train(settings(steps=1, out=str(tmp_path / "decoder")), quiet=True)

@@ -133,7 +133,7 @@ def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
         assert evaluation[name] == pytest.approx(value, rel=1e-5), name
     assert run([*command, "--limit", "7"]) == 0
     assert run([*command, "lr=1"]) == 1
-    assert f"eval measures no model of task {case.partition(',')[0]} by 'lr'" in capsys.readouterr().err
+    assert f"eval of task {case.partition(',')[0]} has no setting 'lr'" in capsys.readouterr().err
 
 
 def test_every_task_is_measured() -> None:
@@ -145,19 +145,19 @@ def test_what_is_measured_is_said_before_it_is(tmp_path: Path, capsys: pytest.Ca
     result = train(config, quiet=True)
     held, model = arguments[1], str(result.model)
     for options, message in (
-        (["--task", "classify", "--data", held], "llama is no encoder"),
+        (["--task", "classify", "--data", held], "trained on next tokens, not an encoder"),
         (["--task", "preferences", "--data", held], 'did you mean "preference"?'),
         (
             ["--task", "preference", "--data", held],
-            "give that one's folder (reference=FOLDER), or say loss=orpo",
+            "give its folder (reference=FOLDER), or loss=orpo",
         ),
         (
             ["--task", "preference", "--data", held, "data=x"],
             "data=x is given as an option too; give it once",
         ),
-        (["--task", "preference", "--harness", "x"], "--task and KEY=VALUE are of headway's own tasks"),
-        (["--task", "translation", "source=a", "target=b"], "llama is no encoder-decoder"),
-        (["--task", "tests.train.reversal:Reversal", "letters=3"], "Reversal measures within its runs alone"),
+        (["--task", "preference", "--harness", "x"], "--task and KEY=VALUE are for headway's own tasks"),
+        (["--task", "translation", "source=a", "target=b"], "not an encoder-decoder (transformer"),
+        (["--task", "tests.train.reversal:Reversal", "letters=3"], "`measure`, which task Reversal lacks"),
     ):
         assert run(["eval", model, *options]) == 1
         assert message in capsys.readouterr().err

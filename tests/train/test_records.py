@@ -35,7 +35,9 @@ def test_something_is_left_to_train_on(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": "a", "label": 1}\n')
     config = TextConfig.of({"data": str(file), "validation_share": 0.1})
-    with pytest.raises(DataError, match="1 records leave none to train on where 1 are held out"):
+    with pytest.raises(
+        DataError, match="validation_share holds out 1 of 1 records, which leaves none to train on"
+    ):
         split(config, (Labelled,), (Labelled,))
 
 

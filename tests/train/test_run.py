@@ -106,7 +106,7 @@ def test_a_model_folder_is_no_folder_for_a_run(settings: Make) -> None:
     out.mkdir()
     (out / "config.json").write_text("{}")
     for resume in ("never", "auto"):
-        with pytest.raises(ConfigError, match=r"is the folder of a model \(config\.json\)"):
+        with pytest.raises(ConfigError, match=r"holds a model \(config\.json\)"):
             train(settings(steps=1), resume=resume, quiet=True)
     assert [path.name for path in out.iterdir()] == ["config.json"]
 
@@ -121,7 +121,7 @@ def test_a_run_that_is_to_have_fewer_steps_than_it_has_is_refused(settings: Make
     train(settings(steps=4), quiet=True)
     saved = (Path(settings().out) / "config.yaml").read_text()
     with pytest.raises(
-        ConfigError, match=r"checkpoint-4 has done 4 steps, and the run is to have 3; .*--resume PATH"
+        ConfigError, match=r"checkpoint-4 has done 4 steps, but this run has only 3; .*--resume PATH"
     ):
         train(settings(steps=3), resume="auto", quiet=True)
     assert (Path(settings().out) / "config.yaml").read_text() == saved

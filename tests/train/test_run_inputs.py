@@ -111,14 +111,14 @@ def test_bad_text_is_named_with_its_line(settings: Make, corpus: Path, content: 
 
 
 def test_catalog_and_token_files_need_a_tokenizer(settings: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model 'llama-2-7b' comes without a tokenizer"):
+    with pytest.raises(ConfigError, match="model 'llama-2-7b' has no tokenizer"):
         train(settings(model="llama-2-7b", **HOME_MADE), quiet=True)
     first = train(settings(steps=1), quiet=True)
     tokens = str(first.out / "data" / "train.tokens")
     with pytest.raises(ConfigError, match="holds token ids; give the tokenizer that made them"):
         train(settings(data=tokens, out=str(tmp_path / "b")), quiet=True)
     held_out = {"validation_share": 0.1, "tokenizer": str(first.model), "vocab": None}
-    with pytest.raises(ConfigError, match=r"validation_share cuts text, but .* is a token file"):
+    with pytest.raises(ConfigError, match=r"validation_share splits text, but .* is a token file"):
         train(settings(data=tokens, out=str(tmp_path / "b"), **held_out), quiet=True)
     same = settings(data=tokens, tokenizer=str(first.model), vocab=None, steps=1, out=str(tmp_path / "c"))
     assert train(same, quiet=True).loss == first.loss

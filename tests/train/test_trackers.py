@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_costs_the_run_nothing(
     sys.modules["trackio"].init = lambda **options: 1 / 0  # type: ignore[attr-defined]
     assert train(settings(report=["trackio"])).steps == 6
     assert (
-        "trackio takes no more of this run (ZeroDivisionError: division by zero)" in capsys.readouterr().err
+        "trackio: no more metrics are sent (ZeroDivisionError: division by zero)" in capsys.readouterr().err
     )
 
 

@@ -133,7 +133,7 @@ def test_eval_reads_records_with_a_head_for_them_only(
     short = ["eval", model, "--data", str(trained["classify"].out.parent / "held.jsonl"), "--context", "8"]
     assert run(short) == 1
     assert (
-        "context is 8; raise context, or read the beginnings of such texts (too_long=cut)"
+        "tokens do not fit context 8; raise context, or cut off such texts (too_long=cut)"
         in capsys.readouterr().err
     )
     assert run([*short, "too_long=cut"]) == 0

@@ -86,7 +86,7 @@ def test_a_model_that_translates_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_heads_that_cannot_share_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="2 heads cannot be shared by 3 of keys and values"):
+    with pytest.raises(ConfigError, match="heads 2 is not a multiple of kv_heads 3"):
         config(tmp_path, kv_heads=3)
 
 

@@ -68,7 +68,7 @@ def test_other_pairs_are_refused(translation: Make) -> None:
     lines = Path(first.target).read_text("utf-8").splitlines()
     longer = translation(steps=4)
     Path(first.target).write_text("\n".join([lines[1], lines[0], *lines[2:]]), "utf-8")
-    with pytest.raises(ConfigError, match=r"the training data is not the same: it was .*'pairs': 60"):
+    with pytest.raises(ConfigError, match=r"the training data differs: it was .*'pairs': 60"):
         train(longer, resume="auto", quiet=True)
 
 
@@ -79,9 +79,9 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(
     train(text, quiet=True)
     train(pairs, quiet=True)
     elsewhere = str(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="a checkpoint of task causal-lm, and this run's is translation"):
+    with pytest.raises(ConfigError, match="its task is causal-lm, but this run's is translation"):
         train(translation(out=elsewhere), resume=f"{text.out}/checkpoint-1", quiet=True)
-    with pytest.raises(ConfigError, match="a checkpoint of task translation, and this run's is causal-lm"):
+    with pytest.raises(ConfigError, match="its task is translation, but this run's is causal-lm"):
         train(settings(out=elsewhere), resume=f"{pairs.out}/checkpoint-1", quiet=True)
     assert not Path(elsewhere).exists()
 

@@ -186,5 +186,7 @@ def test_how_many_workers_and_why(
     ],
 )  # fmt: skip
 def test_dropout_draws_in_turn(how: dict[str, Any], spec: dict[str, float], what: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^workers=2 with {what}: its seeds are drawn.*leave workers out"):
+    with pytest.raises(
+        ConfigError, match=rf"^workers=2 with {what}: dropout draws its seeds.*leave workers out"
+    ):
         workers({**how, "workers": 2}, **spec)

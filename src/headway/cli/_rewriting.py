@@ -58,7 +58,7 @@ class MeasuredRun(Run):
         from headway.surgery import Text
 
         if self.data is None and self.limit is not None:
-            raise ConfigError("--limit counts tokens of a text; give one with --data")
+            raise ConfigError("--limit counts tokens of the text of --data; give --data too")
         return nullcontext() if self.data is None else Text.read(self.data, folder, self.limit)
 
 

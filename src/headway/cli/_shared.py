@@ -119,7 +119,7 @@ def check_timeout(timeout: float | None, *sources: str) -> None:
     from headway.endpoints import is_server
 
     if timeout is not None and not any(map(is_server, sources)):
-        raise ConfigError("--timeout is of servers, and none is asked; leave it out")
+        raise ConfigError("--timeout is only for servers, and no server is given; leave it out")
 
 
 def opened(source: str, timeout: float | None) -> "Endpoint":

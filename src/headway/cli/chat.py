@@ -51,7 +51,9 @@ def command(
     """
     if url is not None:
         if plain or template is not None:
-            raise ConfigError("--url: the server has the template; leave out --plain and --template")
+            raise ConfigError(
+                "--url: the server applies its own chat template; leave out --plain and --template"
+            )
         from headway.endpoints import ServerEndpoint
 
         talk_with(ServerEndpoint(url, run.model or None, say=note), system, asked(run))
@@ -59,14 +61,14 @@ def command(
     if not run.model:
         raise ConfigError("chat: name a model, or a server by --url")
     if plain and template is not None:
-        raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
+        raise ConfigError("--plain uses no template; leave out one of --plain and --template")
     lm = run.load(task="causal-lm")
     if template is not None or plain:
         lm.tokenizer = lm.need_tokenizer().with_chat_template(PLAIN if plain else template)
     if lm.tokenizer is None or lm.tokenizer.chat_template is None:
         raise DataError(
             f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
-            "model was not trained to talk; talk all the same with --plain or --template NAME, or continue a text "
+            "model was not trained to chat; chat all the same with --plain or --template NAME, or continue a text "
             f"with: headway generate {run.model}"
         )
     options = run.options()
@@ -102,7 +104,7 @@ def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str
         try:
             line = _read(tty)
         except DataError as error:
-            note(f"headway: error: {error} (this line is left out)")
+            note(f"headway: error: {error} (this line is skipped)")
             continue
         if line is None or line == "/quit":
             return
@@ -110,7 +112,7 @@ def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str
             messages = list(first)
             note("forgotten")
         elif line.startswith("/"):
-            note(f"there is no {line.split()[0]}: {HELP}")
+            note(f"unknown command {line.split()[0]}: {HELP}")
         elif line.strip():
             messages.append({"role": "user", "content": line})
             seed += 2
@@ -139,7 +141,7 @@ def asked(run: SamplingRun) -> dict[str, Any]:
             continue
         if field.name not in FIELDS:
             option = f"--{field.name.replace('_', '-')}"
-            raise ConfigError(f"--url: {option} is of models that are loaded here; leave it out")
+            raise ConfigError(f"--url: {option} is only for models that headway loads itself; leave it out")
         body[FIELDS[field.name]] = getattr(run, field.name)
     return body
 
@@ -177,8 +179,8 @@ def latest_turns(lm: "LanguageModel", messages: Talk, room: int) -> Talk:
     if length > room:
         also = " with the system message" if first else ""
         note(
-            f"headway: error: this message has {length} tokens{also}, and {room} have room beside a reply in the "
-            f"context of {lm.spec.trained_context}; say it in fewer words (it is forgotten)"
+            f"headway: error: this message has {length} tokens{also}, but beside a reply only {room} fit in the "
+            f"context of {lm.spec.trained_context}; shorten it (it is discarded)"
         )
         return []
     if forgotten:

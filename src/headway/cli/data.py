@@ -28,7 +28,7 @@ def command(
 
     if name is None:
         if out is not None:
-            raise ConfigError("data: --out is of a set; give its NAME, too")
+            raise ConfigError("data: --out needs the NAME of a data set")
         columns = ("what", "files", "source", "licence", "size")
         listing = {
             key: {column: getattr(dataset, column) for column in columns} for key, dataset in DATASETS.items()

@@ -46,7 +46,7 @@ def command(
     from headway.models.difference import Difference, differences, numbers
 
     if not ladder and (steps, seeds) != (None, None):
-        raise ConfigError("diff: --steps and --seeds are of the models that --ladder trains; give it, too")
+        raise ConfigError("diff: --steps and --seeds are only for --ladder; give it, or leave them out")
     specs, stored = find_pair(first, second)
     tokens = min(spec.trained_context for spec in specs) if context is None else context
     words, counts = differences(*specs), numbers(*specs, tokens, stored)
@@ -99,7 +99,7 @@ def find(name: str) -> "Entry | None":
         return find_model(name)
     if name not in FAMILIES:
         raise ConfigError(
-            f"diff: {name!r} is neither a folder, nor a size, nor a family{did_you_mean(name, [*FAMILIES, *known])}; "
+            f"diff: {name!r} is not a folder, a size or a family{did_you_mean(name, [*FAMILIES, *known])}; "
             "`headway models` lists sizes and families"
         )
     return None

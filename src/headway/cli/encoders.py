@@ -49,7 +49,7 @@ def classify(
     csv: write a CSV file instead of printing: a row per text, with its label and all probabilities
     """
     if csv is not None and (run.json or top_k is not None):
-        raise typer.BadParameter("--csv has all labels of a text in a row: leave out --json and --top-k")
+        raise typer.BadParameter("--csv writes all labels of each text; leave out --json and --top-k")
     labeller = run.load()
     from headway.api import Classifier, Tagger
     from headway.api.loading import wrong_task
@@ -60,7 +60,7 @@ def classify(
     if isinstance(labeller, Tagger):
         if pairs or cut or top_k is not None or csv is not None:
             raise typer.BadParameter(
-                "this model labels tokens: --pairs, --cut, --top-k and --csv are for labels of texts"
+                "this model labels tokens; --pairs, --cut, --top-k and --csv are only for models that label texts"
             )
         with _reading(len(texts)):
             spans = labeller.tag(texts, batch_size=run.batch_size)
@@ -188,7 +188,7 @@ def _write_csv(
 def _pair(number: int, line: str) -> tuple[str, str]:
     first, tab, second = line.partition("\t")
     if not tab:
-        raise DataError(f"text {number} has no tab between the two texts of a pair")
+        raise DataError(f"--pairs: text {number} has no tab between the two texts of a pair")
     return first, second
 
 

@@ -63,14 +63,14 @@ def command(
     if twice := [item for item in settings or () if item.startswith(tuple(prefixes))]:
         raise ConfigError(f"{twice[0]} is given as an option too; give it once")
     if (data is None and not settings) == (harness is None):
-        raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
+        raise ConfigError("eval needs either a text (--data FILE) or tasks (--harness TASK[,TASK])")
     set_threads(threads)
     from headway.storage.dtypes import named_dtype
 
     kind = named_dtype(dtype)
     if harness is not None:
         if task is not None or settings:
-            raise ConfigError("--task and KEY=VALUE are of headway's own tasks, not of --harness")
+            raise ConfigError("--task and KEY=VALUE are for headway's own tasks, not for --harness")
         try:
             from headway.integrations import lm_eval
         except ImportError as error:

@@ -99,7 +99,7 @@ def command(
     if prompt is None or prompt == "-":
         prompt = read_prompt()
     if run.log_probs and not json:
-        raise ConfigError("--log-probs: they are in the report; add --json")
+        raise ConfigError("--log-probs are printed in the JSON report only; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
     from headway.nn.kept import kept_as

@@ -75,11 +75,13 @@ def command(
     requested = named_dtype(dtype)
     if requested == torch.float16:
         raise ConfigError(
-            "plan: float16 products are hundreds of times slower on most CPUs; --dtype bfloat16 is what is meant, or "
-            "float32, in which a file of float16 runs"
+            f"plan: --dtype {dtype}: float16 products are hundreds of times slower than bfloat16 on most CPUs; use "
+            "bfloat16, or float32, in which float16 files run"
         )
     if rows is None and (epochs, hours) != (None, None):
-        raise ConfigError("plan: --epochs and --hours are of a training; say on how many --rows")
+        raise ConfigError(
+            "plan: --epochs and --hours are for the time of a training; give its number of --rows too"
+        )
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
     spec, storage = find_model(model)
@@ -198,7 +200,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
         quantized = WeightKind(scheme.bits, scheme.group) if scheme is not None and coded else None
         return spec_from_config(config), Kept(dtype, quantized, why)
     if "/" in model or model.startswith("."):
-        raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")
+        raise ConfigError(f"{model} is not a folder with a config.json, or a name of the catalog")
     return catalog.spec(model), None
 
 

@@ -52,7 +52,9 @@ def command(
 
     source = tokenizer or model
     if source is None:
-        raise ConfigError("whose tokens? give the folder of a model (--model), or a tokenizer (--tokenizer)")
+        raise ConfigError(
+            "no tokenizer is given; give the folder of a model (--model), or a tokenizer (--tokenizer)"
+        )
     tok = Tokenizer.load(source)
     tok = tok if template is None else tok.with_chat_template(template)
     ends = stop_ids(tok, stop or (), {} if model is None else load_folder(model).generation)

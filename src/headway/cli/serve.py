@@ -93,7 +93,9 @@ class ServerRun:
         named, adapters = names(self.models or [], self.alias or []), pairs(self.adapter or [])
         tags = pairs(self.tag or [])
         for name in {name for name, _ in tags} - {name for aliases, _ in named for name in aliases}:
-            raise ConfigError(f"--tag {name}: no model has that name; give the model's, or its alias")
+            raise ConfigError(
+                f"--tag {name}: no model has this name; use the model's alias, or without one its name"
+            )
         set_threads(self.threads)
         worker = Worker(self.waiting, self.waiting_tokens, slots=self.slots)
 
@@ -161,11 +163,13 @@ def command(
     """
     run = replace(run, models=[*(run.models or []), *([demo_model()] if demo else [])])
     if not run.models:
-        raise ConfigError("serve: name a model, or give --demo")
+        raise ConfigError("serve: give a model, or --demo")
     addresses = host.split(",")
     hosts = OWN if all(map(is_own, addresses)) else None
     if hosts is None and keys is None and not without_key:
-        raise ConfigError(f"--host {host}: others reach it; give --keys FILE, or --without-key for anybody")
+        raise ConfigError(
+            f"--host {host}: other machines can reach it; give --keys FILE, or --without-key to serve anybody"
+        )
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together; give both, or neither")
     server = run.open()
@@ -235,7 +239,7 @@ def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
     by_model: dict[str, list[str]] = {model: [] for model in models}
     for name, model in pairs(aliases):
         if model not in by_model:
-            raise ConfigError(f"{model} is none of the models {', '.join(models)}, and has no alias")
+            raise ConfigError(f"--alias {name}={model}: {model} is not among the models: {', '.join(models)}")
         by_model[model].append(name)
     return [(by_model[model] or [default_name(model)], model) for model in models]
 
@@ -250,7 +254,9 @@ def pairs(texts: list[str]) -> list[tuple[str, str]]:
     """Splits NAME=SOURCE texts into pairs. Raises ConfigError for a text of another form."""
     for text in texts:
         if not all(text.partition("=")):
-            raise ConfigError(f"{text.strip('=')}: write NAME=MODEL, or NAME=FOLDER of an adapter")
+            raise ConfigError(
+                f"{text!r}: write NAME=MODEL (--alias), NAME=FOLDER (--adapter) or NAME=TAG (--tag)"
+            )
     return [(name, source) for name, _, source in (text.partition("=") for text in texts)]
 
 

@@ -137,7 +137,7 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
     base, places = with_base(run.model, adapter or ())
     if not places:
         raise ConfigError(
-            f"surgery merge: {base} is a model; say what is put into its weights: --adapter FOLDER"
+            f"surgery merge: {base} is a model, not an adapter; give the adapter to merge into it: --adapter FOLDER"
         )
     folder = with_adapters(replace(run, model=Path(base)).open(), places, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]

@@ -56,7 +56,9 @@ def run(
     sources = overrides or (), flags, {name: value for name, value in environment.items() if value}
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if processes is not None and started not in (1, processes):
-        raise ConfigError(f"--processes {processes}, and {started} are started already; leave it out")
+        raise ConfigError(
+            f"--processes {processes}: {started} processes are started already (by torchrun); leave it out"
+        )
     several = max(started, processes or 1) > 1
     if config is not None and STAGES in read_yaml(config):
         if print_config or dry_run:
@@ -65,7 +67,8 @@ def run(
             )
         if several:
             raise ConfigError(
-                f"{config} is a recipe of several runs, which one process makes; drop --processes"
+                f"{config} is a recipe of several runs, which needs a single process; leave out "
+                "--processes or torchrun"
             )
         from headway.recipes import read_recipe
 
@@ -180,7 +183,7 @@ class SettingsCommand:
                 raise
             instead = "; --depth sets the layers of a home-made model" if option == "--layers" else ""
             raise ConfigError(
-                f"{option} is an option of task {listed(tasks)}, and this is {task or 'training on text'}; say "
+                f"{option} is an option of task {listed(tasks)}, but the task is {task or 'text'}; give "
                 f"--task {tasks[0]}, or leave it out{instead}"
             ) from error
 

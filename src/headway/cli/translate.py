@@ -36,7 +36,9 @@ def command(
     out: file to which the translations are written
     """
     if n_best > beams:
-        raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
+        raise typer.BadParameter(
+            f"--n-best {n_best} is more than --beams {beams}; give at least as many beams"
+        )
     translator = run.load(task="translation")
     from headway.api.translator import bleu
     from headway.data.pairs import read_lines

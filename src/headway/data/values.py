@@ -40,7 +40,7 @@ def values(path: str | Path) -> Iterator[Value]:
         seen = True
         yield value
     if not seen:
-        raise DataError(f"{file}: the file holds no record")
+        raise DataError(f"{file}: no records")
 
 
 def existing(path: str | Path) -> Path:

@@ -62,7 +62,7 @@ def _seed(value: Any, where: str) -> Item:
             f'"output" themselves), got {sorted(value) if isinstance(value, dict) else type(value).__name__}'
         ) from None
     if not all(isinstance(text, str) for text in fields):
-        raise DataError(f"{where}: instruction, input and output are texts")
+        raise DataError(f"{where}: instruction, input and output must be texts")
     return Item(*fields)
 
 

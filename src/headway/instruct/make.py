@@ -139,7 +139,7 @@ def make_instructions(
     """
     if len(seeds) < EXAMPLES:
         raise DataError(
-            f"{len(seeds)} seed tasks; a request shows {EXAMPLES} of them, so give that many or more"
+            f"{len(seeds)} seed tasks are too few: a request shows {EXAMPLES}; give that many or more"
         )
     path = Path(out)
     rejects, transcript = (path.with_name(f"{path.name}.{kind}.jsonl") for kind in ("rejects", "transcript"))
@@ -183,7 +183,7 @@ def make_instructions(
                     counts = ", ".join(f"{why} {n}" for why, n in _reasons(refused).items())
                     raise DataError(
                         f"{PATIENCE} replies in a row brought no new instruction (rejected so far: {counts}); look at "
-                        f"{rejects}, and ask a model that can write such a list"
+                        f"{rejects}, or use a model that can write such a list"
                     )
         finally:
             if number:

@@ -53,13 +53,13 @@ def read_questions(path: str | Path, references: str | Path | None = None) -> li
     for where, value in values(path):
         name, turns = _turns(value, value, where)
         if len(turns) not in (1, 2):
-            raise DataError(f"{where}: a question has one turn or two, got {len(turns)}")
+            raise DataError(f"{where}: a question must have one turn or two, got {len(turns)}")
         if name in questions:
-            raise DataError(f"{where}: there are two questions {name}")
+            raise DataError(f"{where}: question_id {name} occurs twice")
         reference = right.get(name)
         if reference is not None and len(reference) < len(turns):
             raise DataError(
-                f"{references}: question {name} has {len(turns)} turns, and {len(reference)} reference answers"
+                f"{references}: question {name} has {len(turns)} turns, but {len(reference)} reference answers"
             )
         question = Question(name, str(value.get("category", "")), turns)
         questions[name] = question if reference is None else replace(question, reference=tuple(reference))
@@ -91,7 +91,7 @@ def _turns(value: Any, inner: Any, where: str) -> tuple[str, tuple[str, ...]]:
     ):
         keys = sorted(value) if isinstance(value, Mapping) else type(value).__name__
         raise DataError(
-            f'{where}: "question_id" and "turns", a list of texts, are expected (answers have them in '
+            f'{where}: expected "question_id" and "turns", a list of texts (for answers in '
             f'"choices": [{{"turns": ...}}]), got {keys}'
         )
     return str(name), tuple(turns)
@@ -220,7 +220,7 @@ def _answered(questions: Sequence[Question], a: Answers, b: Answers) -> Iterator
             count = len(answers.get(question.id, ()))
             if count < len(question.turns):
                 raise DataError(
-                    f"question {question.id} has {len(question.turns)} turns, and {name} answers {count} of them; give "
+                    f"question {question.id} has {len(question.turns)} turns, but {name} answers {count} of them; give "
                     "answers to all, or fewer questions"
                 )
         for turn in range(1, len(question.turns) + 1):

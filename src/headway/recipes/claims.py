@@ -98,9 +98,11 @@ class Claim:
         try:
             tree = ast.parse(self.rule.replace("@", "_at_"), mode="eval").body
         except SyntaxError as error:
-            raise ConfigError(f"claim {self.text!r}: {self.rule!r} is no comparison: {error.msg}") from None
+            raise ConfigError(
+                f"claim {self.text!r}: {self.rule!r} is not a comparison: {error.msg}"
+            ) from None
         if not (isinstance(tree, ast.Compare) and all(isinstance(sign, SIGNS) for sign in tree.ops)):
-            raise ConfigError(f"claim {self.text!r}: {self.rule!r} must compare by <, <=, > or >=")
+            raise ConfigError(f"claim {self.text!r}: {self.rule!r} must be a comparison with <, <=, > or >=")
         return tree
 
 

@@ -40,6 +40,7 @@ RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode", "test_sour
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 OF_RECIPE = ("out", "seed", "seeds")
 """Settings of the whole recipe that no stage may have."""
+KINDS = {"seeds": list | tuple, "columns": list | tuple, "claims": dict, "published": dict, SMALL: dict}
 FIRST_ONLY = (*FROM_SCRATCH, "layers", "order", "model", "tokenizer", "units", "vocab")
 """Settings of all stages that only stages with fresh weights use: stages with a source take its model and tokenizer."""
 
@@ -114,10 +115,10 @@ def read_recipe(
     values = {**(defaults or {}), **read_yaml(path)}
     entries = values.pop(STAGES, None)
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
-        raise ConfigError(f"{path}: stages is a list of mappings, at least one")
+        raise ConfigError(f"{path}: stages must be a list of one or more mappings")
     names = [str(entry.get("name", "")) for entry in entries]
     if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
-        raise ConfigError(f"{path}: every stage has a name of its own of letters, digits and _, got {names}")
+        raise ConfigError(f"{path}: every stage needs its own name of letters, digits and _, got {names}")
     for_all: dict[str, Any] = {}
     for_one: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in {**parse_overrides(overrides), **(flags or {})}.items():
@@ -129,15 +130,19 @@ def read_recipe(
             for_all[key] = value
     if small and not any(SMALL in part for part in (values, *entries)):
         raise ConfigError(f"--small needs settings under `{SMALL}:`, and {path} has none")
-    small_settings = values.pop(SMALL, {})
+    _check_kinds(values, path)
+    for entry, name in zip(entries, names, strict=True):
+        _check_kinds(entry, f"{path}: stage {name}")
+    small_settings = values.pop(SMALL, None) or {}
     of_all = [values, dict(small_settings) if small else {}, for_all]  # later ones win
     recipe = {key: layer.pop(key) for layer in of_all for key in RECIPE_KEYS if key in layer}
+    _check_kinds(recipe, path)
     one_seed, seed_list = recipe.get("seed"), recipe.get("seeds")
     if one_seed is not None and seed_list is not None:
         raise ConfigError(
             f"{path}: seed {one_seed} and seeds {seed_list} are given; give one of them (seeds=[{one_seed}])"
         )
-    seeds = tuple(seed_list if seed_list is not None else [one_seed or 0])
+    seeds = tuple(seed_list or [one_seed or 0])
     merged = {key: value for layer in of_all for key, value in layer.items()}
     tasks = {merged.get("task"), *(entry.get("task", merged.get("task")) for entry in entries)}
     for key in merged:
@@ -145,16 +150,16 @@ def read_recipe(
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
         stage_settings = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
-        of_one = [stage_settings, entry.get(SMALL, {}) if small else {}, for_one[name]]
+        of_one = [stage_settings, (entry.get(SMALL) or {}) if small else {}, for_one[name]]
         stages.append(_stage(entry, of_all, of_one, [s.name for s in stages], f"{path}: stage {name}"))
-    claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
-    columns, out = tuple(recipe.get("columns", ())), Path(recipe.get("out", "runs/recipe"))
-    sides = [recipe[key] for key in ("test_source", "test_target") if key in recipe]
+    claims = tuple(Claim.read(text, rule, names) for text, rule in (recipe.get("claims") or {}).items())
+    columns, out = tuple(recipe.get("columns") or ()), Path(str(recipe.get("out") or "runs/recipe"))
+    sides = [str(recipe[key]) for key in ("test_source", "test_target") if recipe.get(key)]
     if len(sides) == 1:
         raise ConfigError(f"{path}: test_source and test_target belong together; give both, or none")
     tests = (Path(sides[0]), Path(sides[1])) if sides else None
     if tests is not None and not any("target" in settings_of(task).model_fields for task in tasks):
-        raise ConfigError(f"{path}: test_source and test_target are for translators, and no stage trains one")
+        raise ConfigError(f"{path}: test_source and test_target are for translators, but no stage trains one")
     parsed = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"), tests)
     for stage in stages:  # every setting is validated before anything is run
         model = None if stage.source is None else Path(stage.source)
@@ -173,19 +178,19 @@ def _stage(
     order of increasing precedence; at the same place, the stage's own layer wins."""
     source = entry.get("from", earlier[-1] if earlier and "model" not in entry else None)
     if source is not None:
-        check_known(source, earlier, f"{where}: from names no earlier stage:")
+        check_known(source, earlier, f"{where}: from: there is no earlier stage")
     moments = entry.get("moments", "zero")
     check_known(moments, get_args(Moments), f"{where}: there are no moments")
     surgery = entry.get("surgery", {})
     if source is None and (surgery or moments == "keep"):
         raise ConfigError(
-            f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
+            f"{where}: surgery and moments: keep need the model of an earlier stage (from: NAME)"
         )
     stage_settings, _, for_one = of_one
-    small_settings = entry.get(SMALL, {})
+    small_settings = entry.get(SMALL) or {}
     keys = stage_settings.keys() | small_settings.keys() | for_one.keys()
     if wrong := sorted(keys & {*OF_RECIPE, *(["model"] if source is not None else [])}):
-        why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is what {source} trains"
+        why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is that of stage {source}"
         raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
     layers = [layer for both in zip(of_all, of_one, strict=True) for layer in both]
     task = next((layer["task"] for layer in reversed(layers) if "task" in layer), None)
@@ -199,7 +204,18 @@ def _stage(
         if layer is stage_settings or (key in fields and not (source is not None and key in FIRST_ONLY))
     }
     operations = tuple(check_surgery(surgery, where))
-    return Stage(str(entry["name"]), settings, source, operations, moments, dict(entry.get("published", {})))
+    return Stage(
+        str(entry["name"]), settings, source, operations, moments, dict(entry.get("published") or {})
+    )
+
+
+def _check_kinds(values: Mapping[str, Any], where: str | Path) -> None:
+    """Raises ConfigError for a value that is no list, or no mapping, where the recipe needs one."""
+    for key, kind in KINDS.items():
+        if not isinstance(value := values.get(key), kind | None):
+            raise ConfigError(
+                f"{where}: {key} must be a {'mapping' if kind is dict else 'list'}, got {value!r}"
+            )
 
 
 def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> None:
@@ -208,5 +224,5 @@ def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> 
     if key not in names:
         named = ", ".join(sorted(task or "text" for task in tasks))
         raise ConfigError(
-            f"{where}: {key} is a setting of no stage{did_you_mean(key, names)}; their tasks: {named}"
+            f"{where}: no stage has a setting {key}{did_you_mean(key, names)}; their tasks: {named}"
         )

@@ -136,7 +136,7 @@ def _stage(
         done_run = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
         if _compared(done_run) != _compared(settings):
             raise ConfigError(
-                f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
+                f"{folder} was run with other settings than the recipe has now; choose another folder with --out"
             )
         return record
     seed_prefix = f"seed {seed}, " if len(recipe.seeds) > 1 else ""

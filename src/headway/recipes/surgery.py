@@ -52,7 +52,7 @@ def check_surgery(operations: Any, where: str) -> Iterator[tuple[str, dict[str, 
     """Yields the operations as (name, options). Raises ConfigError for unknown operations or options, and if the first
     option is missing."""
     if not isinstance(operations, Mapping):
-        raise ConfigError(f"{where}: surgery is a mapping of operations, got {operations!r}")
+        raise ConfigError(f"{where}: surgery must be a mapping of operations, got {operations!r}")
     for name, value in operations.items():
         check_known(name, OPERATIONS, f"{where}: there is no operation")
         names = OPERATIONS[name][1]

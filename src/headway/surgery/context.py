@@ -111,14 +111,14 @@ def _checked(positions: PositionScheme) -> Rotary:
         raise ConfigError(f"stretch_context: this model's positions are {positions}, not rotary: {why}")
     if positions.scaling is not None:
         raise ConfigError(
-            f"stretch_context: this model's frequencies are rescaled already, by {positions.scaling}; "
-            "begin with the model that it was made of"
+            f"stretch_context: this model's frequencies are already rescaled by {positions.scaling}; "
+            "start from the original model"
         )
     if positions.trainable or positions.schedule != "powers":
         frequencies = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
         raise ConfigError(
-            f"stretch_context: this model's frequencies are {frequencies}, and {', '.join(METHODS)} rescale those of a "
-            "theta; there is no rule to stretch these"
+            f"stretch_context: this model's frequencies are {frequencies}, but {', '.join(METHODS)} rescale only "
+            "powers of a theta"
         )
     return positions
 
@@ -151,11 +151,12 @@ def put_window(
     chosen = open_layers(spec) if layers is None else tuple(layers)
     if not chosen:
         why = (
-            "no layer is named"
+            "layers is empty"
             if layers is not None
-            else "every layer has a bound already: " + "; ".join(dict.fromkeys(map(str, spec.patterns)))
+            else "every layer has a bounded cache already: "
+            + "; ".join(dict.fromkeys(map(str, spec.patterns)))
         )
-        raise ConfigError(f"put_window: {why}; name the layers that shall change")
+        raise ConfigError(f"put_window: {why}; give the layers to change")
     if outside := [i for i in chosen if isinstance(i, bool) or not 0 <= i < spec.layers]:
         raise ConfigError(
             f"put_window: layers are 0 to {spec.layers - 1}, got {', '.join(map(str, outside))}"

@@ -64,7 +64,7 @@ def pool_heads(
     before = spec.kv_heads
     check_known(pool, POOLS, "pool_heads: there is no pool")
     if seed is not None and pool != "random":
-        raise ConfigError(f"pool_heads: a seed is for pool 'random'; {pool!r} draws nothing")
+        raise ConfigError(f"pool_heads: seed is only for pool 'random', got pool {pool!r}")
     noise = torch.Generator().manual_seed(0 if seed is None else seed)
     changed = dict(state)
     for name, heads in _projections(spec, state).items():

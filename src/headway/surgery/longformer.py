@@ -55,7 +55,7 @@ def make_longformer(
         what = "is a decoder" if spec.causal else f"has layers of {state_kinds(spec)}"
         what = "has projections for global tokens already" if spec.global_projections else what
         raise ConfigError(
-            f"make_longformer: an encoder with full attention is needed, and this {spec.family} {what}"
+            f"make_longformer needs an encoder with full attention, but this {spec.family} {what}"
         )
     windows = [window] * spec.layers if isinstance(window, int) else list(window)
     if len(windows) != spec.layers:
@@ -127,5 +127,5 @@ def _encoded(folder: Folder, text: str) -> list[int]:
     tokenizer.require_fits(folder.spec.vocab)
     ids = tokenizer.encode(text)
     if not ids:
-        raise DataError("surgery longformer: the text has no tokens; give one that has, or none at all")
+        raise DataError("surgery longformer: the text has no tokens; give a longer one, or none")
     return ids

@@ -48,12 +48,12 @@ def quantize_folder(
     check_target(target, overwrite)
     if target_of(target) == "gguf":
         raise ConfigError(
-            f"{target}: quantized weights are written into a folder; of that, headway convert makes a GGUF file"
+            f"{target}: quantized weights are written into a folder, not a GGUF file; convert it with headway convert"
         )
     if folder.quantized:
         raise ConfigError(
-            f"{folder.path} has weights of {folder.weights} already; quantize the folder that it was made of, or the "
-            "numbers that they stand for, in the folder that headway convert makes of it"
+            f"{folder.path} has weights of {folder.weights} already; quantize the original model, or first dequantize "
+            "this one with headway convert"
         )
     context = row_length(folder.spec, folder.spec) if context is None else context
     model, rows = build_model(folder), None if calibrate is None else _rows(calibrate, context)

@@ -142,7 +142,7 @@ class State:
         remarks = changes(record, self.config, path)
         if record["data"] != data:
             raise ConfigError(
-                f"cannot resume from {path}: the training data is not the same: it was {record['data']}, it is {data}"
+                f"cannot resume from {path}: the training data differs: it was {record['data']}, now it is {data}"
             )
         for name, now in self.machine.items():
             if (then := record["machine"].get(name)) != now:
@@ -160,9 +160,9 @@ class State:
         if self.task.base is not None:
             if (base := record.get("base")) != self.task.base.fingerprint:
                 raise ConfigError(
-                    f"cannot resume from {path}: its adapter was trained beside another model than the one that is in "
-                    f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
-                    "the model of the run"
+                    f"cannot resume from {path}: its adapter was trained on another model than the one now in "
+                    f"{self.task.base.folder} (fingerprints {base} and {self.task.base.fingerprint}); restore the "
+                    "model of the run"
                 )
             restore_adapter(model, state_tensors(path, ADAPTER), path)
             return
@@ -172,7 +172,7 @@ class State:
         elsewhere = () if model.shards is None else model.shards.elsewhere
         if not same_config or {*local, *elsewhere} != folder.tensors.keys():
             raise CheckpointError(
-                f"{path} holds another model than the settings make; resume with its own settings"
+                f"{path}: its model differs from that of the settings; resume with the run's own config.yaml"
             )
         for name, value in local.items():
             fill(value, folder.tensors, name)
@@ -214,14 +214,19 @@ def read_record(path: Path) -> dict[str, Any]:
     """Reads a checkpoint's training.json. Raises CheckpointError if it is missing, incomplete or of another format."""
     if not (path / STATE).exists():
         raise CheckpointError(
-            f"{path} is no training checkpoint: it has no {STATE}"
-            + ("" if path.is_dir() else " (there is no such folder)")
+            f"{path} is not a training checkpoint: "
+            + (f"it has no {STATE}" if path.is_dir() else "no such folder")
         )
     record = read_json(path / STATE)
     missing = [n for n in ("format", "step", "config", "data", "machine") if n not in record]
-    if missing or record["format"] != FORMAT:
+    if (other := record.get("format", FORMAT)) != FORMAT or missing:
         raise CheckpointError(
-            f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
+            f"{path / STATE}: "
+            + (
+                f"format {other!r} is not {FORMAT}"
+                if other != FORMAT
+                else f"incomplete: no {', '.join(missing)}"
+            )
         )
     return record
 
@@ -236,7 +241,7 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     stored = moved_along(record["config"], now)
     if stored["task"] != now["task"]:
         raise ConfigError(
-            f"cannot resume from {path}: it is a checkpoint of task {stored['task']}, and this run's is {now['task']}"
+            f"cannot resume from {path}: its task is {stored['task']}, but this run's is {now['task']}"
         )
     changed = [name for name in on_resume if stored.get(name) != now[name] and on_resume[name] != "same bits"]
     lines = {name: f"{name} was {stored.get(name)!r}, is {now[name]!r}" for name in changed}

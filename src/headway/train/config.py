@@ -192,13 +192,13 @@ class TrainConfig(MachineSettings, OutputSettings):
         if self.average > 1 and (self.save_every is None or self.keep_last < self.average):
             yield f"average {self.average} needs save_every, and keep_last of {self.average} or more"
         if self.eval_every is None and self.watches:
-            yield "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every"
+            yield "keep_best and early_stopping_patience compare evaluations during training; give eval_every"
         if self.best_by != "loss" and not self.watches:
-            yield "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out"
+            yield "best_by needs keep_best or early_stopping_patience; give one of them, or leave best_by out"
         if self.average > 1 and self.keep_best:
-            yield f"average {self.average} and keep_best both say which model is left; give one of them"
+            yield f"average {self.average} and keep_best both choose the final model; give one of them"
         if self.save_in_background and self.checkpoints == "folder":
-            yield "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background"
+            yield "checkpoints=folder cannot be saved in the background; leave out checkpoints, or save_in_background"
 
     @property
     def watches(self) -> bool:

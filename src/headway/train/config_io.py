@@ -39,7 +39,8 @@ def read_config(
     values = read_yaml(path) if path is not None else {}
     in_toy_size = values.pop(SMALL, None)
     if small and not isinstance(in_toy_size, dict):
-        raise ConfigError(f"--small needs a YAML file (--config) with settings under `{SMALL}:`, got {path}")
+        given = "no --config is given" if path is None else f"{path} has none"
+        raise ConfigError(f"--small needs settings under `{SMALL}:` in the YAML file of --config; {given}")
     values |= in_toy_size if small and in_toy_size else {}
     parsed, flags = parse_overrides(overrides), flags or {}
     for key in sorted(parsed.keys() & flags.keys()):
@@ -52,8 +53,8 @@ def read_config(
     for key in merged:
         if key not in settings_class.model_fields and (other_tasks := tasks_with(key)):
             raise ConfigError(
-                f"{where}: {key} is a setting of task {listed(other_tasks)}, and this is "
-                f"{task or 'training on text'}; say task={other_tasks[0]} (--task {other_tasks[0]}), or leave {key} out"
+                f"{where}: {key} is a setting of task {listed(other_tasks)}, but the task is {task or 'text'}; "
+                f"give task={other_tasks[0]} (--task {other_tasks[0]}), or leave {key} out"
             )
     known_defaults = {
         name: value for name, value in (defaults or {}).items() if name in settings_class.model_fields
@@ -131,12 +132,10 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
     longer than the model can take, and as `TrainConfig.of`."""
     task = find_task(name)
     if (reason := task.unsupported(spec)) is not None:
-        raise ConfigError(
-            f"task {name} was asked for, but {reason}; leave --task out, or choose another model"
-        )
+        raise ConfigError(f"task {name}: {reason}; leave --task out, or choose another model")
     allowed, limit = task.measured_by, spec.context_limit
     for key in values if allowed else ():
-        check_known(key, allowed, f"eval measures no model of task {name} by", are="it does so by")
+        check_known(key, allowed, f"eval of task {name} has no setting", are="it has")
     longest = spec.usual_context
     if issubclass(task.settings, PackedConfig):  # packed rows are always filled up to `context`
         longest = min(longest, LONGEST)
@@ -144,7 +143,9 @@ def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) 
     merged: dict[str, Any] = {"task": name, **defaults, **values}
     length = merged.get("context")
     if limit is not None and isinstance(length, int) and length > limit:
-        raise ConfigError(f"context {length} is more than the {limit} tokens that this model can take")
+        raise ConfigError(
+            f"context {length} is more than the {limit} tokens that this model can take; lower it"
+        )
     if length is not None and "batch_tokens" in task.settings.model_fields:
         merged["batch_tokens"] = max(length, task.settings.model_fields["batch_tokens"].default)
     return task.settings.of(merged)

@@ -80,7 +80,7 @@ def describe_run(config: TrainConfig) -> DryRun:
     have to be downloaded."""
     for name, value in config.paths.items():
         if is_remote(value):
-            raise DataError(f"{name} {value}: a dry run fetches nothing; give a local file")
+            raise DataError(f"{name} {value}: a dry run downloads nothing; give a local file")
     task = checked(config, 1 if config.mesh is None else Mesh.read(config.mesh).ranks)
     config, foreseen, dtype = task.config, task.foresee(), task.inputs.dtype
     spec, plan, workers, adapter, frozen = foreseen.spec, foreseen.plan, int(foreseen.workers.what), None, 0

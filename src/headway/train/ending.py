@@ -97,9 +97,9 @@ def count(config: TrainConfig, progress: Progress, evaluation: Evaluation | None
     name = config.best_by
     if not measures:
         raise ConfigError(
-            "keep_best and early_stopping_patience compare models on held-out data; nothing is held out"
+            "keep_best and early_stopping_patience need held-out data, and none is given; give validation data"
         )
-    check_known(name, measures, "best_by: there is no measure", are="held-out data have")
+    check_known(name, measures, "best_by: there is no measure", are="evaluations have")
     value, best = measures[name], progress.best
     less = name.startswith(LESS_IS_BETTER)
     better = math.isfinite(value) and (best is None or (value < best if less else value > best))

@@ -178,8 +178,8 @@ def evaluate(
         seconds = clock()
     tokens = int(counts.sum())
     if not tokens:
-        reason = "every document has a single token" if is_text else "none of so few is masked"
-        reason += "" if limit is None else f", among the first {limit} tokens"
+        reason = "every document has a single token" if is_text else "no token is masked"
+        reason += "" if limit is None else f" among the first {limit} tokens"
         raise DataError(f"{file.path}: no token to predict: {reason}")
     share = (
         1.0 if limit is None or limit >= len(rows) * length else tokens / max(len(file) - file.documents, 1)

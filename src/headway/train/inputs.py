@@ -101,7 +101,7 @@ class Inputs:
             return self.tokenizer
         if config.model is not None:
             raise ConfigError(
-                f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
+                f"model {config.model!r} has no tokenizer; give one (tokenizer=FOLDER), or leave model out"
             )
         home = start or Path(config.out) / "tokenizer"
         if not (home / "tokenizer.json").exists():
@@ -153,8 +153,8 @@ class Inputs:
         assert self.folder is not None, "the settings ask for one"
         if model.spec.head.outputs:
             raise ConfigError(
-                f"adapter={config.adapter}: the head of this model ({model.spec.head.task}) lies outside of the "
-                "blocks, and would stay as it is; leave adapter out, and train the model itself"
+                f"adapter={config.adapter} trains the blocks only, so the {model.spec.head.task} head of this model "
+                "would stay untrained; leave adapter out to train the whole model"
             )
         model.to(self.dtype)
         if config.base is not None:
@@ -192,7 +192,7 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
         spec = catalog.spec(config.model)
         if spec.vocab < vocab:
             raise ConfigError(
-                f"the tokenizer has {vocab} tokens, but {config.model} has an embedding of {spec.vocab}"
+                f"the tokenizer has {vocab} tokens, but {config.model} has {spec.vocab} embeddings; give a smaller one"
             )
         return spec
     names = ("width", "heads", "kv_heads", "hidden", "tied")
@@ -232,7 +232,7 @@ def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
     mixers |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
     names = [name.strip() for name in text.split(";")]
     for name in names:
-        check_known(name, mixers, "mixers: there is no")
+        check_known(name, mixers, "mixers: there is no mixer")
     return [mixers[name] for name in names]
 
 
@@ -274,7 +274,8 @@ def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> 
     )
     if wrong := sorted(n for n in expected.keys() | stored.keys() if expected.get(n) != stored.get(n)):
         raise CheckpointError(
-            f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"
+            f"{path}: its adapter differs from that of the settings ({', '.join(wrong[:5])}); resume with the run's "
+            "own config.yaml"
         )
     for name, value in current.items():
         fill(value, tensors, name)

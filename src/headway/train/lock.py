@@ -101,9 +101,9 @@ def _sign(descriptor: int, path: Path) -> None:
     prior = _holder(descriptor)
     if prior and prior.get("host") != socket.gethostname():
         raise ConfigError(
-            f"{path.parent} is in use by {_named(prior)}, or was when that process died: it runs on another host, so "
-            f"nobody can tell from here. If it is gone, remove {path}; else wait for it, or choose another folder with "
-            "--out (out=...)"
+            f"{path.parent} is in use by {_named(prior)}, or was until that process died; this cannot be checked from "
+            f"another host. If it is gone, remove {path}; else wait for it, or choose another folder with --out "
+            "(out=...)"
         )
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"process": os.getpid(), "host": socket.gethostname(), "since": since}

@@ -79,8 +79,8 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
     if dropout is not None:
         if workers is not None and workers > 1:
             raise ConfigError(
-                f"workers={workers} with {dropout}: its seeds are drawn in the order "
-                "of the micro batches, so they run one after the other; leave workers out, or set it to 1"
+                f"workers={workers} with {dropout}: dropout draws its seeds in the order of the micro batches, which "
+                "therefore cannot run in parallel; leave workers out, or set it to 1"
             )
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if workers is not None:
@@ -104,8 +104,8 @@ def choose_precision(dtype: str) -> Choice:
     """
     if dtype == "fp16":
         raise ConfigError(
-            "dtype=fp16 was asked for, but training on a CPU in fp16 is some 500 times slower than in bf16 and "
-            "overflows at 65504; use dtype=bf16 (same size, range of fp32) or dtype=fp32"
+            "dtype=fp16: training on a CPU in fp16 is some 500 times slower than in bf16 and overflows at 65504; use "
+            "dtype=bf16 (same size, range of fp32) or dtype=fp32"
         )
     if dtype == "fp32":
         return Choice("fp32", "asked for")

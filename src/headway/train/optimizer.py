@@ -44,8 +44,8 @@ def parameter_groups(model: nn.Module) -> Groups:
     packed = {layer.kept.name for layer in linears(model).values() if layer.kept.name != "plain"}
     if packed and not adapter_names(model):
         raise ConfigError(
-            f"weights in {' and '.join(sorted(packed))} are not trained: train an adapter beside them (adapter=lora), "
-            "or the model as it was before, and quantize it afterwards (headway quantize)"
+            f"weights in {' and '.join(sorted(packed))} cannot be trained: train an adapter (adapter=lora), or train "
+            "the unquantized model and quantize it afterwards (headway quantize)"
         )
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     sizes = {m.num_embeddings for m in tables}
@@ -195,7 +195,7 @@ class Optimizer:
     def _misfit(self, name: str, state: Mapping[str, Form]) -> str | None:
         """Returns the reason why `state` cannot be the state of a parameter; None if it can."""
         if name not in self.parameters:
-            return f"the optimizer's state is of {name!r}, but the model has no {name!r}"
+            return f"the optimizer's state has {name!r}, but the model has no such parameter"
         p, kind = self._placed(name, self.parameters[name].detach()), type(self._owner(name)).__name__
         if state.keys() != STATE[kind]:
             return (

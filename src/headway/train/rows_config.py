@@ -79,7 +79,7 @@ class ModelSettings(Settings):
         if self.model is not None and (shaped := ", ".join(self.present(FROM_SCRATCH))):
             yield f"model {self.model!r} already fixes {shaped}; leave those out, or leave out model"
         if self.mixers is not None and self.patterns is not None:
-            yield "layers of mixers see all of a text (in a decoder its past), so they have no patterns; leave them out"
+            yield "patterns cannot be combined with mixers; leave out one of them"
 
 
 class AdapterSettings(Settings):
@@ -109,7 +109,7 @@ class AdapterSettings(Settings):
         details = self.present(name for name in AdapterSettings.model_fields if name != "adapter")
         if self.adapter is None and details:
             names = " and ".join(details)
-            yield f"{names}: of an adapter, which was not asked for; add adapter=lora, or leave out"
+            yield f"{names}: only for an adapter; add adapter=lora, or leave out"
 
 
 class OptimizerSettings(Settings):
@@ -190,20 +190,20 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
         lengths = self.present(("steps", "epochs", "max_seconds"))
         untrained = " and ".join(self.present(("vocab", "units")))
         if len(lengths) > 1:
-            yield f"{' and '.join(lengths)} all say how long the run is; give one of them"
+            yield f"{' and '.join(lengths)} each set the length of the run; give one of them"
         if (self.micro_batch or 0) > self.rows_per_step:
             yield f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step"
         if self.model is not None and untrained:
             yield (
-                f"{untrained}: of a tokenizer to be trained, but model {self.model!r} is used with its own, or with "
+                f"{untrained}: only for training a tokenizer, but model {self.model!r} is used with its own, or with "
                 "the one that tokenizer names; leave out"
             )
         if self.adapter is not None and self.model is None:
-            yield "an adapter is trained beside a model that is there; give its folder (model=FOLDER)"
+            yield "adapter needs the model that it adapts; give its folder (model=FOLDER)"
         if self.watches and self.validation is None and not self.validation_share:
-            yield "keep_best and early_stopping_patience need something held out: give validation, or validation_share"
+            yield "keep_best and early_stopping_patience need held-out data; give validation or validation_share"
         if self.average > 1 and self.adapter is not None:
-            yield f"average {self.average} is of whole models, and an adapter is trained; leave one of them out"
+            yield f"average {self.average} cannot be combined with adapter; leave one of them out"
 
 
 class PackedConfig(RowsConfig):
@@ -278,4 +278,4 @@ class TextConfig(PackedConfig):
 
     def contradictions(self) -> Iterable[str]:
         if self.sample_every is not None and not self.sample_prompts:
-            yield "sample_every is given without sample_prompts: there is nothing to continue"
+            yield "sample_every is given without sample_prompts; give prompts, or leave it out"

@@ -42,7 +42,7 @@ def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
     ids, tokens = inputs.pop("ids"), inputs.pop("tokens")
     if inputs:
         raise ConfigError(
-            f"context parallel: rows cannot be sharded whose model is given {', '.join(inputs)}, too"
+            f"mesh {parallel.mesh}: rows with {', '.join(inputs)} cannot be sharded; leave cp out"
         )
     layout, _ = choose_layout(model.spec.patterns, tokens, parallel.mesh.cp)  # type: ignore[arg-type, union-attr]
     context = ContextParallel(tokens, layout, parallel.exchange)
@@ -62,24 +62,24 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
         return
     if parallel.mesh.cp > 1 and not task.by_token:
         raise ConfigError(
-            f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
-            "cannot be sharded; leave cp out"
+            f"mesh {parallel.mesh}: the loss of this task is not a sum over tokens, so its rows cannot be sharded; "
+            "leave cp out"
         )
     if parallel.mesh.ranks > parallel.mesh.dp and task.workers > 1:
         raise ConfigError(
-            f"mesh {parallel.mesh}: {task.workers} micro batches side by side would mix up their messages; set "
+            f"mesh {parallel.mesh}: {task.workers} micro batches in parallel would mix up their messages; set "
             "workers=1"
         )
     task.spread(ranks)
     if (count := len(task.batches(0))) < ranks:
         raise ConfigError(
-            f"{ranks} processes were to share the micro batches of a step, and a step has {count}: use fewer "
-            "processes, larger steps, or a smaller micro_batch"
+            f"{ranks} processes share the micro batches of a step, but a step has only {count}; use fewer processes, "
+            "larger steps, or a smaller micro_batch"
         )
     read = parallel.gather(dict(task.data))
     if other := [rank for rank, data in enumerate(read) if data != read[0]]:
         raise ConfigError(
-            f"the processes have not read the same data: rank 0 has {read[0]}, rank {other[0]} has {read[other[0]]}; "
+            f"the processes have read different data: rank 0 has {read[0]}, rank {other[0]} has {read[other[0]]}; "
             "give all of them the same files"
         )
     parallel.take_from_main(t.data for t in chain(task.model.parameters(), task.model.buffers()))
@@ -108,8 +108,8 @@ def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[A
 def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> None:
     if any(not isinstance(layer.kept, Plain) for layer in linears(model).values()):
         raise ConfigError(
-            f"mesh {parallel.mesh}: a base in 4 bits cannot be sharded, and each process would have all of it; leave "
-            "base out, so that it is in bf16 and sharded, or share the micro batches alone (dp)"
+            f"mesh {parallel.mesh}: a base model in 4 bits cannot be sharded; leave base out, or share the micro "
+            "batches only (dp)"
         )
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     across = [m.cross_attn for m in blocks if m.cross_attn is not None]

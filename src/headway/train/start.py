@@ -101,7 +101,7 @@ def check_room(task: Task[Any]) -> None:
     needed, free = count * each + model_bytes, disk.free(out)
     if needed > free:
         raise ConfigError(
-            f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(each)} and its model), and the disk "
+            f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(each)} and its model), but the disk "
             f"has {size(free)} free; make room, keep fewer checkpoints (--keep-last), or choose a folder on another "
             "disk with --out"
         )
@@ -119,8 +119,8 @@ def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> Non
         done = state.progress.step
         if steps is not None and done > steps:
             raise ConfigError(
-                f"{start} has done {done} steps, and the run is to have {steps}; give more steps, or go on "
-                "from an earlier checkpoint with --resume PATH (resume=PATH)"
+                f"{start} has done {done} steps, but this run has only {steps}; give more steps, or resume from an "
+                "earlier checkpoint with --resume PATH (resume=PATH)"
             )
         say(f"going on from {start}: step {done}")
     elif config.moments is not None:
@@ -142,7 +142,7 @@ def how_to_resume(out: Path, step: int, ranks: int) -> str:
     """Returns a text on how to resume a run of `ranks` processes that stopped at `step` because of an error."""
     existing = checkpoints(out)
     how = f"resume from {existing[-1]}: {resume_command(out, ranks)}" if existing else "start again"
-    return f"The run stopped at step {step}; when that is mended, {how}"
+    return f"The run stopped at step {step}; when the cause is fixed, {how}"
 
 
 def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
@@ -158,7 +158,7 @@ def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
         and (model := next(filter(Path.exists, map(out.joinpath, OF_MODELS)), None))
     ):
         raise ConfigError(
-            f"{out} is the folder of a model ({model.name}), and a run would mix its files with it; choose another "
+            f"{out} holds a model ({model.name}), and a run would mix its files with the model's; choose another "
             "folder with --out (out=...)"
         )
     if resume == "never":

@@ -37,7 +37,7 @@ def prepare(
     )
     if Path(config.data).suffix == TOKENS and config.validation_share:
         raise ConfigError(
-            f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
+            f"validation_share splits text, but {config.data} is a token file; give held-out tokens as validation"
         )
 
     def file(name: str, source: str, pieces: Iterator[Piece]) -> TokenFile:
@@ -74,8 +74,8 @@ def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
     if config.cached_tokens:
         return [f"{what}: going on with the tokens in {tokens}"]
     raise ConfigError(
-        f"{what}; put back what was there, begin a new run in another folder (--out), or go on with the tokens of "
-        f"then, which are in {tokens}: --cached-tokens (cached_tokens=true)"
+        f"{what}; restore it, start a new run in another folder (--out), or continue with the tokens encoded then, "
+        f"in {tokens}: --cached-tokens (cached_tokens=true)"
     )
 
 
@@ -139,4 +139,6 @@ def hold_out(
         if part:
             yield Piece(part, piece.ends or not held_out, piece.where)
     if not done:
-        raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
+        raise DataError(
+            f"validation_share {share:.1%} of one document of {size} characters leaves no held-out text; raise it"
+        )

@@ -118,7 +118,7 @@ def tracked(config: TrainConfig, records: Sequence[Record], say: Callable[[str],
         except Exception as error:  # whatever the error is, metrics.jsonl has the line
             opened.pop(name, None)
             say(
-                f"{name} takes no more of this run ({type(error).__name__}: {error}); a resumed one sends the rest"
+                f"{name}: no more metrics are sent ({type(error).__name__}: {error}); a resumed run sends the rest"
             )
 
     def begin(name: str) -> None:

@@ -136,11 +136,11 @@ class Trainer(Generic[M]):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
             not_finite = [name for name, grad in gradients.items() if not bool(torch.isfinite(grad).all())]
             raise TrainingError(
-                f"step {step + 1}: the {what} is not finite (loss sum {loss_sum}, gradient norm {norm}); no step was "
-                f"made. It read {self.objective.where(step)}"
-                + (f"; not finite: {', '.join(not_finite[:5])}" if not_finite else "")
-                + ". A run that is resumed comes here again: look at this data, or start again with a lower learning "
-                "rate or a longer warm-up"
+                f"step {step + 1}: the {what} is not finite (loss sum {loss_sum}, gradient norm {norm}); the "
+                f"weights were not updated. The data: {self.objective.where(step)}"
+                + (f"; gradients not finite: {', '.join(not_finite[:5])}" if not_finite else "")
+                + ". A resumed run fails at the same step: check this data, or start again with a lower learning rate "
+                "or a longer warm-up"
             )
         factor = (self.clip / (total + 1e-6)).clamp(max=1.0)
         for gradient in local.values():

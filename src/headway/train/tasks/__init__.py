@@ -34,10 +34,10 @@ def find_task(name: str) -> "type[Task[Any]]":
     module, _, attribute = TASKS.get(name, name).partition(":")
     from headway.train.tasks.base import Task
 
-    with as_error(ConfigError, f"the task {name} cannot be imported", ImportError, AttributeError):
+    with as_error(ConfigError, f"task {name} cannot be imported", ImportError, AttributeError):
         task = getattr(import_module(module), attribute)
     if not (isinstance(task, type) and issubclass(task, Task)):
-        raise ConfigError(f"{name} is no task: a task is a subclass of headway.train.Task")
+        raise ConfigError(f"task {name} is not a subclass of headway.train.Task")
     return task
 
 
@@ -49,7 +49,7 @@ def text_task_of(spec: "ModelSpec") -> str:
         if reason is None:
             return name
     problems = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {problems}")
+    raise ConfigError(f"no task trains this model ({spec.family}) on text alone. {problems}")
 
 
 def task_of(spec: "ModelSpec") -> str:

@@ -73,8 +73,8 @@ class QuestionRows(HeadRows):
             parts = parts[:1] if config.too_long == "cut" else parts
             if encoding.texts[0] is not None:
                 raise DataError(
-                    "windows without an answer are trained to say so at the token before the question ([CLS]), and "
-                    "this tokenizer puts none there; take one with a template"
+                    "windows without an answer are trained to point at the token before the question ([CLS]), but this "
+                    "tokenizer puts none there; use a tokenizer with such a template"
                 )
             places = PLACES[config.occurrences](records[i])
             spans = [slots_of(part, places) for part in parts]

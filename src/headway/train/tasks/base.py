@@ -195,8 +195,8 @@ class Task(Objective[M]):
         """Returns the reason why this task neither trains nor measures a model of this spec; None if it does."""
         if cls.trains in (None, spec.kind):
             return None
-        families, _ = KINDS[str(cls.trains)]
-        return f"{spec.family} is no {cls.trains} ({families}, ... are) but {KINDS[spec.kind][1]}"
+        families, kind = KINDS[str(cls.trains)]
+        return f"{spec.family} is {KINDS[spec.kind][1]}, not {kind.partition(',')[0]} ({families}, ...)"
 
     def check_settings(self) -> None:
         """Raises ConfigError for settings that are not valid for this task, as far as is known before data is read."""
@@ -204,7 +204,7 @@ class Task(Objective[M]):
     def foresee(self) -> Foreseen:
         """Returns the work of a run. Raises ConfigError if a task does not implement this."""
         raise ConfigError(
-            f"a dry run asks the task, and {type(self).__name__} has no `foresee`; leave --dry-run out"
+            f"a dry run needs the method `foresee`, which {type(self).__name__} lacks; leave --dry-run out"
         )
 
     @abstractmethod
@@ -221,7 +221,7 @@ class Task(Objective[M]):
         records of it, as `evaluate` does on held-out data; returns the evaluation, and remarks on the data.
 
         Raises ConfigError for a model that this task does not measure, DataError for data that do not fit."""
-        raise ConfigError(f"{type(self).__name__} measures within its runs alone: it has no `measure`")
+        raise ConfigError(f"eval needs the method `measure`, which task {type(self).__name__} lacks")
 
     @abstractmethod
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:

@@ -71,7 +71,7 @@ class ConversationTask(RecordsTask):
             tokenizer = tokenizer.with_chat_template(config.template)
         if tokenizer.chat_template is None and not all(isinstance(record, Completion) for record in records):
             raise ConfigError(
-                f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
+                f"{config.data} holds conversations, but the model has no chat template; give one (template=alpaca, "
                 "vicuna, chatml, llama2 or a file)"
             )
         generation = {} if folder is None else folder.generation
@@ -179,8 +179,8 @@ def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[s
     controls = {tokenizer.token(i): i for i in tokenizer.special_ids}
     if unknown := [name for name in names if name not in controls]:
         raise ConfigError(
-            f"stop {unknown[0]!r} is no control token of the tokenizer{did_you_mean(unknown[0], controls)}; there are "
-            f"{', '.join(sorted(controls)[:20])}"
+            f"stop {unknown[0]!r} is not a control token of the tokenizer{did_you_mean(unknown[0], controls)}; there "
+            f"are {', '.join(sorted(controls)[:20])}"
         )
     eos = generation.get("eos_token_id")
     default_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -80,7 +80,9 @@ class TripletRows(HeadRows):
         self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in record_texts]
         self.degrees = [_degree(record) for record in records if isinstance(record, Labelled)]
         if self.degrees and len(self.degrees) < len(records):
-            raise DataError("triplets and pairs with a degree are in one file; measure them apart")
+            raise DataError(
+                f"{records[0].where}: triplets and pairs with a similarity are mixed in this file; split it"
+            )
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -161,9 +163,7 @@ def _texts_of(record: Triplet | Labelled) -> list[str]:
     if isinstance(record, Triplet):
         return [record.anchor, record.positive, *([] if record.negative is None else [record.negative])]
     if record.pair is None:
-        raise DataError(
-            f"{record.where}: a pair of texts and how alike they are is expected, and there is one text"
-        )
+        raise DataError(f"{record.where}: expected a pair of texts with their similarity, got one text")
     return [record.text, record.pair]
 
 
@@ -172,5 +172,5 @@ def _degree(record: Labelled) -> float:
         return float(record.label)
     except ValueError:
         raise DataError(
-            f"{record.where}: how alike two texts are must be a number, got {record.label!r}"
+            f"{record.where}: the similarity of two texts must be a number, got {record.label!r}"
         ) from None

@@ -172,8 +172,8 @@ def encoded_whole(
         for encoding, (_, where) in zip(encodings, chunk, strict=True):
             if len(encoding.ids) > config.context and config.too_long == "error":
                 raise DataError(
-                    f"{where}: {len(encoding.ids)} tokens, and context is {config.context}; raise context, or read the "
-                    "beginnings of such texts (too_long=cut)"
+                    f"{where}: {len(encoding.ids)} tokens do not fit context {config.context}; raise context, or cut "
+                    "off such texts (too_long=cut)"
                 )
             yield encoding
 

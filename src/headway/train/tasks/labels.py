@@ -104,14 +104,14 @@ def label_names(labels: Sequence[str], names: tuple[str, ...], head: Head, task:
     present = set(labels)
     if names:
         if len(set(names)) < len(names):
-            raise ConfigError(f"labels: a name is there twice: {', '.join(names)}")
+            raise ConfigError(f"labels must be different from each other, got {', '.join(names)}")
         return names
     if head.task == task and present <= {*head.labels}:
         return head.labels
     if len(present) < 2:
         raise DataError(
-            f"the data has the label {', '.join(present)!r} only, and there is nothing to learn from one; give data "
-            "with several, or all of them as labels"
+            f"the data has only the label {', '.join(present)!r}, but training needs two or more; give more data, or "
+            "all names as labels"
         )
     are_numbers = all(name.lstrip("-").isdecimal() for name in present)
     return tuple(sorted(present, key=(lambda name: (int(name), name)) if are_numbers else None))
@@ -124,8 +124,7 @@ def label_numbers(spec: ModelSpec, labels: Iterable[tuple[str, str]]) -> dict[st
     for name, where in labels:
         if name not in names:
             raise DataError(
-                f"{where}: the label {name!r} is none of the model's{did_you_mean(name, names)}; there are "
-                f"{', '.join(names[:20])}"
+                f"{where}: the model has no label {name!r}{did_you_mean(name, names)}; it has {', '.join(names[:20])}"
             )
     return {name: i for i, name in enumerate(names)}
 

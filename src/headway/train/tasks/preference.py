@@ -54,7 +54,7 @@ class PreferenceConfig(ConversationConfig, ExamplesConfig):
 
     def contradictions(self) -> Iterable[str]:
         if self.loss == "orpo" and self.reference is not None:
-            yield "reference is of dpo, and loss is orpo; leave it out"
+            yield "reference is for loss=dpo only, and loss is orpo; leave it out"
 
 
 class PairBatch(NamedTuple):
@@ -79,8 +79,8 @@ class PairRows(RecordRows):
         self.loss, self.beta, self.pairs = config.loss, config.beta, list[tuple[Segments, Segments]]()
         if reading.measured is not None and config.loss == "dpo" and config.reference is None:
             raise ConfigError(
-                "dpo compares a model with the one that its training began with; give that one's folder "
-                "(reference=FOLDER), or say loss=orpo, which has no reference"
+                "loss=dpo needs the model that training began with; give its folder (reference=FOLDER), or loss=orpo, "
+                "which needs no reference"
             )
         for record in records:
             with as_error(DataError, record.where):
@@ -94,7 +94,7 @@ class PairRows(RecordRows):
                 self.pairs.append((chosen, rejected))
         if not self.pairs:
             raise DataError(
-                f"{config.data}: none of the {len(records)} pairs fits context {config.context}; raise it"
+                f"{config.data}: none of the {len(records)} pairs fits context {config.context}; raise context"
             )
         if left_out := len(records) - len(self.pairs):
             remark = f"{left_out} of {len(records)} pairs are longer than context {config.context}: left out"
@@ -206,7 +206,7 @@ def reference_model(folder: str, tokenizer: Tokenizer, dtype: torch.dtype, backe
     the tokenizer."""
     model = build_model(load_folder(folder), dtype=dtype, backend=backend)
     if not isinstance(model, Decoder):
-        raise ConfigError(f"reference {folder}: {model.spec.family} is no decoder")
+        raise ConfigError(f"reference {folder}: {model.spec.family} is not a decoder")
     tokenizer.require_fits(model.spec.vocab)
     return model
 

@@ -137,7 +137,7 @@ class RecordsTask(RowsTask):
         config, tokenizer, task = self.config, self.inputs.tokenizer, model.spec.head.task
         if self.head_task not in (None, task):
             raise ConfigError(
-                f"task {config.task} measures a head {self.head_task!r}, and this model has {task!r}; leave "
+                f"task {config.task} needs a model with the head {self.head_task!r}, but this one has {task!r}; leave "
                 "--task out, or choose another model"
             )
         assert tokenizer is not None, "what is measured is a folder"
@@ -167,7 +167,8 @@ def split(
     count = max(1, round(config.validation_share * len(train)))
     if count >= len(train):
         raise DataError(
-            f"{config.data}: {len(train)} records leave none to train on where {count} are held out"
+            f"{config.data}: validation_share holds out {count} of {len(train)} records, which leaves none to train "
+            "on; lower it, or give validation"
         )
     chosen = {*map(Permutation(config.seed, 0, len(train)), range(count))}
     rest = [record for i, record in enumerate(train) if i not in chosen]
@@ -204,7 +205,7 @@ def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
     if len(broken) > BROKEN * (len(records) + len(broken)):
         raise DataError(f"{broken[0]} ({len(broken)} of {len(records) + len(broken)} records cannot be read)")
     if not records:
-        raise DataError(f"{path}: no record in it")
+        raise DataError(f"{path}: no records")
     return records, [f"{path}: {len(broken)} records are left out, as {broken[0]}"] if broken else []
 
 

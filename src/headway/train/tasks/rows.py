@@ -42,17 +42,17 @@ class RowsTask(Task[Decoder | Encoder]):
         config = self.config
         if (reason := self.unsupported(spec)) is not None:
             raise ConfigError(
-                f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
+                f"task {config.task}: {reason}; leave task out, or choose another family or model"
             )
         if config.adapter is not None and self.inputs.folder is None:
             raise ConfigError(
-                f"adapter={config.adapter} is trained beside the model of a folder, and model={config.model} is none"
+                f"adapter={config.adapter} needs the folder of a model, and model={config.model} is not a folder"
             )
         limit = spec.context_limit
         if limit is not None and context > limit:
             raise ConfigError(
                 f"context {context} is more than the {limit} tokens that {config.model or spec.family} can "
-                "take; lower context, or choose positions without a table (roformer, llama)"
+                "take; lower context, or choose a family without a table of positions (roformer, llama)"
             )
         with torch.device("meta"):
             blank(spec, backend=config.backend)

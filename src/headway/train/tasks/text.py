@@ -46,9 +46,7 @@ class TextTask(RowsTask):
         self.held_rows_of: dict[int, Rows | MaskedRows] = {}
         for length in config.eval_contexts:
             if validation is None:
-                raise ConfigError(
-                    "eval_contexts are lengths of held-out rows; give validation or validation_share"
-                )
+                raise ConfigError("eval_contexts needs held-out data; give validation or validation_share")
             self.check(spec, length)
             self.held_rows_of[length] = self.rows(validation, tokenizer, spec, length)
 
@@ -137,7 +135,7 @@ class CausalLM(TextTask):
         wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(self.config, n) is not None]
         if wrong:
             raise ConfigError(
-                f"{', '.join(wrong)}: for masked-lm, but {spec.family} is a decoder and nothing is masked; leave it out"
+                f"{', '.join(wrong)}: only for masked-lm, but {spec.family} is a decoder; leave out"
             )
 
     def rows(self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None) -> Rows:
@@ -185,8 +183,8 @@ class MaskedLM(TextTask):
         reason = super().unsupported(spec)
         if reason is None and spec.head.task != "masked-lm":
             return (
-                f"this encoder ({spec.family}) has Head({spec.head.task!r}); it is pre-trained with its masked-lm "
-                "head, so give a folder that has one"
+                f"this encoder ({spec.family}) has the head {spec.head.task!r}; pre-training needs a folder with a "
+                "masked-lm head"
             )
         return reason
 
@@ -206,7 +204,7 @@ class MaskedLM(TextTask):
         ids = self.tokenizer.encode(text, special=True)
         if mask not in ids or len(ids) > context:
             raise ConfigError(
-                f"sample prompt {text!r} of {len(ids)} tokens must have a mask to fill in "
+                f"sample prompt {text!r} of {len(ids)} tokens must contain the mask token "
                 f"({self.tokenizer.token(mask)}) and fit context {context}"
             )
         return ids

@@ -101,14 +101,14 @@ class TranslationConfig(AdamSettings, TrainConfig):
         if self.width % self.heads:
             yield f"width {self.width} is not a multiple of {self.heads} heads"
         if self.heads % (self.kv_heads or 1):
-            yield f"{self.heads} heads cannot be shared by {self.kv_heads} of keys and values"
+            yield f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
         shaped = [name for name in SIZES if name in self.model_fields_set]
         if self.model is not None and shaped:
             yield f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model"
         if self.batch_tokens < self.context:
             yield (
-                f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one or lower "
-                "the other"
+                f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise it or lower "
+                "context"
             )
 
 
@@ -162,11 +162,11 @@ class Translation(Task[EncoderDecoder]):
         if it is not a translator as this task trains them."""
         folder = self.inputs.folder
         if folder is None and self.config.model is not None:
-            raise ConfigError(f"model {self.config.model}: no such folder; give that of a translator")
+            raise ConfigError(f"model {self.config.model}: no such folder; give the folder of a translator")
         if folder is not None and (folder.spec.encoder is None or _ends(folder) != (START, END)):
             raise ConfigError(
-                f"task {self.config.task} goes on with translators whose targets begin with {START} and end with "
-                f"{END}, as those that it trains, and {self.config.model} is none"
+                f"task {self.config.task} continues translators whose targets begin with token {START} and end with "
+                f"{END}, as it trains them; {self.config.model} is not one"
             )
         return folder
 
@@ -230,9 +230,9 @@ class Translation(Task[EncoderDecoder]):
         ends = _ends(folder)
         if ends != (START, END):
             raise ConfigError(
-                f"task {config.task} measures translators whose targets begin with {START} and end with {END}, as "
-                f"those that it trains; generation_config.json says {ends[0]} and {ends[1]}: `headway translate "
-                "--reference` measures this one by its translations"
+                f"task {config.task} measures translators whose targets begin with token {START} and end with {END}, "
+                f"as it trains them; generation_config.json of this one has {ends[0]} and {ends[1]}: use `headway "
+                "translate --reference FILE`"
             )
         lines = read_pairs(config.source, config.target)
         sources, targets = ([side[i] for i in sample(len(side), limit)] for side in lines)
