@@ -20,7 +20,7 @@ def test_the_choice_and_its_reasons() -> None:
         PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Full()])
     with pytest.raises(CacheError, match="sizes must be positive, got kv_heads=0"):
         CacheSpec(kv_heads=0, head_dim=1)
-    with pytest.raises(CacheError, match=r"not as torch\.int16"):
+    with pytest.raises(CacheError, match=r"got torch\.int16"):
         CacheSpec(kv_heads=1, head_dim=1, dtype=torch.int16)
     states = PagedCache(
         CacheSpec(kv_heads=1, head_dim=1), [Causal()], [StateSpec("sums", (((1,), torch.float32),))]

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("model", "chunk", "said"),
-    [("bert-base-uncased", 64, "of kind encoder"), ("llama-2-7b", 0, "1 or more")],
+    [("bert-base-uncased", 64, "of kind encoder"), ("llama-2-7b", 0, "at least 1")],
 )
 def test_only_prompts_are_read_in_chunks(model: str, chunk: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -87,4 +87,4 @@ def test_the_system_is_asked_and_says_why_it_refuses(monkeypatch: pytest.MonkeyP
         assert refused.endswith(reason)
         assert bool(refused) == bool(reason)
     monkeypatch.setattr(processor.sys, "platform", "darwin")
-    assert "not of darwin on" in processor.tiles_refused.__wrapped__()
+    assert "this is darwin on" in processor.tiles_refused.__wrapped__()

@@ -148,7 +148,8 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     more with cross-attention. The second projections of global tokens are not counted. A norm over all heads sums one
     number per token, in the forward and in the backward. If the ranks share the vocab
     (`tensor_parallel.shares_vocab`): for each token the output of the embedding, in the forward, and the gradient of
-    the output layer's input, for which a masked-lm head counts all tokens.
+    the output layer's input, for which a masked-lm head counts all tokens (not the rows of zeros that
+    `nn.products.added_rows` appends to them on some CPUs).
     """
     total, sources = 0, rows[-1][1]
     for spec, tokens in rows:
