@@ -45,7 +45,7 @@ def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixtu
     assert out == alone
     assert "this message has 1211 tokens, but beside a reply only 506 fit in the context of 512" in err
     assert "--" not in err, "no option of another command"
-    assert "there is no /nonsense: /reset forgets the conversation" in err
+    assert "unknown command /nonsense: /reset forgets the conversation" in err
 
 
 def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:

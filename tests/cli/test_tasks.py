@@ -203,7 +203,7 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
         (["train", "data=a", "--layers", "2"], 1, "leave it out; --depth sets the layers of a home-made model"),
         (["train", "--task", "translation", "mask_share=0.2"], 1, "mask_share is a setting of task causal-lm and"),
         (["train", "--task", "translate"], 1, "there is no task 'translate' (did you mean \"translation\"?)"),
-        (["train", "--task", "nowhere:Task"], 1, "the task nowhere:Task cannot be imported: No module"),
+        (["train", "--task", "nowhere:Task"], 1, "task nowhere:Task cannot be imported: No module"),
         (["train", "--task", "headway.train:TextConfig"], 1, "is not a subclass of headway.train.Task"),
     ],
 )  # fmt: skip

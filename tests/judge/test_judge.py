@@ -255,7 +255,7 @@ def test_files_that_are_wrong_are_named_with_their_line(tmp_path: Path) -> None:
     del b["2"]
     with (
         Transcript(tmp_path / "t.jsonl") as transcript,
-        pytest.raises(DataError, match="question 2 has 1 turns, and B"),
+        pytest.raises(DataError, match="question 2 has 1 turns, but B"),
     ):
         list(judgments("pairs", says(fair), questions, a, b, transcript))
 

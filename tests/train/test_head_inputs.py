@@ -102,7 +102,7 @@ def test_labels_are_those_of_the_data_or_those_that_are_given(tmp_path: Path) ->
     with_labels = made("classify", tmp_path / "given", labels=("rome", "new york", "oslo", "paris"))
     assert with_labels.model.spec.head.labels == ("rome", "new york", "oslo", "paris")
     single = write(tmp_path / "one.jsonl", numbers[:1])
-    with pytest.raises(DataError, match="the label '10' only"):
+    with pytest.raises(DataError, match="only the label '10'"):
         made("classify", tmp_path, data=single, validation=None, context=64)
     with pytest.raises(DataError, match=r"n\.jsonl:1: the model has no label '10'; it has new york, oslo"):
         made("classify", tmp_path, validation=path, context=64)

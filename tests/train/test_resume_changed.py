@@ -74,7 +74,7 @@ def test_a_text_that_has_changed_is_not_gone_on_with_unless_told(
     from_cache = longer.model_copy(update={"cached_tokens": True})
     corpus.write_bytes(original + b'{"text": "one more"}\n')
     with pytest.raises(
-        ConfigError, match=rf"{corpus} has changed since this run encoded it; put back .*--cached-tok"
+        ConfigError, match=rf"{corpus} has changed since this run encoded it; restore it.*--cached-tok"
     ):
         train(longer, resume="auto", quiet=True)
     assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
