@@ -156,7 +156,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
     ("mixtral", {"num_experts": 5}, "num_local_experts"),
-    ("mixtral", {"num_experts_per_tok": 5}, "top=5 of 4 experts"),
+    ("mixtral", {"num_experts_per_tok": 5}, "top=5 is more than the 4 experts"),
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window"),
     (
         "qwen3_moe",

@@ -135,7 +135,7 @@ FAULTS: dict[str, tuple[Break, str]] = {
         tensors_of(lambda stored, kind: stored.update({NAMES[kind][0]: torch.zeros(3, 5)})),
         r"\(1 difference\)(.|\n)*shape: \S+ is \[3, 5\], the config says \[\d+, 16\]",
     ),
-    "huge width": (config_of(width=10**12), r"config\.json: \w+ is 1,000,000,000,000, and at most"),
+    "huge width": (config_of(width=10**12), r"config\.json: \w+ is 1,000,000,000,000; at most"),
     "one layer more": (config_of(layers=3), r"\(\d+ differences\)(.|\n)*missing: "),
     "unknown key": (config_of(hiden_size=1), r"config\.json: unknown key \"hiden_size\".* remove it if"),
     "unknown family": (config_of(model_type="bertt"), r"headway knows no model_type 'bertt'.*did you mean \"bert\""),

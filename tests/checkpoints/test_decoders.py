@@ -187,7 +187,7 @@ def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
         (
             "gpt_bigcode",
             {"num_key_value_heads": 2},
-            "num_key_value_heads is 2, but multi_query True makes it 1",
+            "num_key_value_heads is 2, but multi_query True means 1",
         ),
         ("falcon", {"alibi": True}, '"alibi" is True, which is unsupported'),
         ("falcon", {"hidden_dropout": 0.1}, "hidden_dropout"),

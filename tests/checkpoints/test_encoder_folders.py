@@ -43,9 +43,7 @@ def test_another_table_of_angles_is_refused(tmp_path: Path) -> None:
     table = load_file(tmp_path / "m" / "model.safetensors")[name]
     for other in ({name: table * 0.5}, {name: table.to(torch.int64)}):
         set_tensors(tmp_path / "m", lambda state: state.update(other))  # noqa: B023
-        with pytest.raises(
-            CheckpointError, match=r"embed_positions\.weight is not what it is in every model"
-        ):
+        with pytest.raises(CheckpointError, match=r"embed_positions\.weight must be the constant of shape"):
             load_folder(tmp_path / "m")
 
 
@@ -122,7 +120,7 @@ def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
         ("bert", {"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction"),
         ("bert", {"hiden_size": 48}, 'did you mean "hidden_size"'),
         ("roberta", {"pad_token_id": None}, "begin after this row"),
-        ("roberta", {"pad_token_id": 19}, "must be in 0..18; got 19"),
+        ("roberta", {"pad_token_id": 19}, "must be in 0..18, .*; got 19"),
         ("roformer", {"rotary_value": "yes"}, "must be true or false"),
         ("roformer", {"headway": {"family": "bert"}}, "does not fit model_type 'roformer'"),
         ("modernbert", {"embedding_dropout": 0.1}, "embedding_dropout"),
@@ -148,7 +146,7 @@ def test_a_roformer_in_halves_is_saved_in_adjacent_pairs(tmp_path: Path) -> None
     assert off(seen(run(model, batch, tokens), tokens), seen(theirs(**batch).logits, tokens)) < 1e-5
 
     turned = build(ModelSpec.of("roformer", **SMALL, positions=replace(halves, values=True)), seed=1).eval()
-    with pytest.raises(ConfigError, match="keep the pairing"):
+    with pytest.raises(ConfigError, match="keep pairing="):
         save_folder(tmp_path / "v", turned)
     save_folder(tmp_path / "v", turned, keep_pairing=True)
     ids = batch["input_ids"][:1]

@@ -80,7 +80,7 @@ def test_what_has_no_place_in_blocks_is_told_apart() -> None:
     assert block_type(quantize_weights(weight, 4, 32, symmetric=False)) is None
     assert block_type(quantize_weights(weight[:, :80], 4, 32)) is None
     assert block_type(quantize_weights(weight, 8)) is Q8_0
-    with pytest.raises(CheckpointError, match=r"a scale of .* is beyond 65504"):
+    with pytest.raises(CheckpointError, match=r"a scale of .* is above 65504"):
         blocks(quantize_weights(1e7 * weight, 8, 32))
 
 

@@ -38,7 +38,7 @@ def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruc
 
 def test_roofs_are_of_what_can_be_measured(small: Small) -> None:
     library = loader.open_library(small.folder, "portable", small.sources)
-    with pytest.raises(BackendError, match=r"float32 or bfloat16, not of torch\.float16"):
+    with pytest.raises(BackendError, match=r"float32 or bfloat16, not torch\.float16"):
         library.peak(torch.float16)
     with pytest.raises(
         BackendError, match=r"contiguous tensors on the CPU, not \(2, 3\) with strides \(1, 2\)"

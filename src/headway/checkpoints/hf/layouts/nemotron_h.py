@@ -57,10 +57,10 @@ def _kinds(config: ConfigReader) -> list[str]:
         kinds = config.get("layer_types")
     if kinds is None and isinstance(letters, str) and {*letters} <= {*LETTERS}:
         kinds = [LETTERS[letter] for letter in letters]
+    if kinds is None and letters is not None:
+        raise config.wrong("hybrid_override_pattern", f"a text of the letters {''.join(LETTERS)}", letters)
     if not isinstance(kinds, list):
-        raise config.wrong(
-            "layers_block_type", "a list of layer types (or hybrid_override_pattern a text)", kinds
-        )
+        raise config.wrong("layers_block_type", "a list of layer types", kinds)
     return [OLD.get(kind, kind) for kind in layer_types(kinds, len(kinds), (*LETTERS.values(), *OLD))]
 
 
