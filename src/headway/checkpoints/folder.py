@@ -154,7 +154,9 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
             f"headway surgery merge MODEL OUT --adapter {path}"
         )
     if not (folder / "config.json").exists():
-        raise CheckpointError(f"{path} has no config.json: it is not a model folder")
+        trained = folder / "final"  # of `headway train`, which writes the model into its run folder
+        hint = f"; the model of this run is {trained}" if (trained / "config.json").exists() else ""
+        raise CheckpointError(f"{path} has no config.json: it is not a model folder{hint}")
     config = read_json(folder / "config.json")
     with naming(folder / "config.json"):
         described, scheme = split_config(config)
