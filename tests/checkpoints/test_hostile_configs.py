@@ -105,7 +105,7 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
     save_folder(tmp_path / "m", build(spec, seed=0), keep_pairing=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for field, value, message in (
-        ("layers", 10**9, "layers is 1,000,000,000, and at most 10,000"),
+        ("layers", 10**9, "layers is 1,000,000,000; at most 10,000"),
         ("head_dim", 10**9, "head_dim is 1,000,000,000, and at most 65,536"),
         ("vocab", 10**12, "vocab is 1,000,000,000,000, and at most 2,147,483,647"),
         ("layer_hidden", [0, 2**64], "layer_hidden is 18,446,744,073,709,551,616, and at most"),
@@ -115,7 +115,7 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
         ("family", 1, '"headway.family" must be str, got 1'),
         ("patterns", [[]], "must be Pattern values"),
         ("encoder", 0.5, '"headway.encoder" must be ModelSpec . None, got 0.5'),
-        ("encoder", {"kind": "ModelSpec", "layers": 10**9}, "layers is 1,000,000,000, and at most 10,000"),
+        ("encoder", {"kind": "ModelSpec", "layers": 10**9}, "layers is 1,000,000,000; at most 10,000"),
         ("head", "states", '"headway.head" must be Head, got .states.'),
         ("positions", None, '"headway.positions" must be PositionScheme, got None'),
     ):

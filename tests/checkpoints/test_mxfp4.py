@@ -72,7 +72,7 @@ def test_a_folder_is_the_model_of_its_numbers(folder: Path, tmp_path: Path) -> N
 def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
     blocks, scales = packed(2, 4, 32)
     for state, message in (
-        ({"a_blocks": blocks}, "a has _blocks without _scales"),
+        ({"a_blocks": blocks}, "a needs both _blocks and _scales"),
         ({"a_scales": scales}, "has only one of them"),
         ({"a_blocks": blocks[..., :8], "a_scales": scales}, "a in mxfp4 must be uint8"),
         ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 must be uint8"),
@@ -98,6 +98,6 @@ def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tens
     method = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
     set_keys(folder, quantization_config=method)
     with pytest.raises(
-        CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 alone"
+        CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 only"
     ):
         load_folder(folder)

@@ -248,7 +248,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
             2.0,
         ),
         ConfigError,
-        "stretch_context: this model's frequencies are trained, and ",
+        "stretch_context: this model's frequencies are trained, but ",
     ),
 ]
 

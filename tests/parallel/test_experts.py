@@ -234,8 +234,10 @@ def test_bytes_of_rows_are_those_of_the_plan(redo: Any) -> None:
     assert simulate(2, rank) == [share.rows_sent for share in planned]
 
 
-def test_a_rank_keeps_the_rows_of_its_experts() -> None:
-    """In float32; one process computes all experts in one pass and keeps less."""
+def test_a_rank_keeps_the_rows_of_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32; one process computes all experts in one pass and keeps less. Rows of zeros, which are added on some
+    CPUs, are not predicted."""
+    monkeypatch.setattr("headway.nn.products._slow_mkl", lambda: False)
     spec = model_of().spec
     ids = torch.randint(0, spec.vocab, (4, 64), generator=torch.Generator().manual_seed(0))
 

@@ -163,5 +163,5 @@ def test_ids_are_those_of_all_ranks() -> None:
     with pytest.raises(DataError, match=r"token id 12 .* is not in 0\.\.11"):
         embedding(torch.tensor([[7, 12]]))
     output = part(Linear.output(3, 12), Rank(0, 2))
-    with pytest.raises(DataError, match=r"target 12 is not in 0\.\.11"):
+    with pytest.raises(DataError, match=r"target 12 is neither in 0\.\.11"):
         output_cross_entropy(output, torch.zeros(1, 3), torch.tensor([12]), 12)
