@@ -157,7 +157,9 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     refused(r"must be a positive whole number, -1 or null, got 'x'", {**GPTQ, "group_size": "x"})
     refused(r"version\" is 'gemv', which is unsupported; accepted is 'gemm'", {**AWQ, "version": "gemv"})
     refused(r"lacks bits", {"quant_method": "gptq"})
-    refused(r"unexpected: .*g_idx|scales has shape \[2, ", AWQ, CheckpointError)  # another packing of the same names
+    refused(
+        r"unexpected: .*g_idx|scales has shape \[2, ", AWQ, CheckpointError
+    )  # another packing of the same names
     refused(r"scales is \[2, 64\].*have \[1, 64\]", {**GPTQ, "group_size": 64}, CheckpointError)
     set_keys(path, quantization_config=GPTQ)
     tensors = {name: value.clone() for name, value in open_tensors(path).items()}

@@ -97,7 +97,5 @@ def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tens
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     method = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
     set_keys(folder, quantization_config=method)
-    with pytest.raises(
-        CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 only"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{expert} is the quantized matrix of one expert.*mxfp4 only"):
         load_folder(folder)

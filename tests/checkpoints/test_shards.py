@@ -114,7 +114,7 @@ def test_what_is_missing_twice_or_cut_off_is_named(tmp_path: Path) -> None:
         "beyond",
         [{"a": part._replace(at=(4, 0))}],
         lambda f: None,
-        r"a has a box of \(3, 2\) at \(4, 0\) of \(6, 2\)",
+        r"the box of a, \(3, 2\) at \(4, 0\), does not fit into \(6, 2\)",
     )
     refused("sets", halves(), lambda f: write_safetensors(f / "model.safetensors", {}), "two sets of weights")
     for info in ({}, {INFO: "[]"}, {INFO: json.dumps({"a": {"saved_offsets": [0, 0]}})}):

@@ -69,7 +69,7 @@ def test_an_adapter_without_its_model_says_what_to_do(home: Path) -> None:
         CheckpointError, match=r"a is an adapter of m, which could not be loaded .*; pass the model"
     ):
         headway.load("a")
-    with pytest.raises(ConfigError, match="'a' is there already"):
+    with pytest.raises(ConfigError, match="'a' exists already"):
         headway.load("moved", adapter=["a", "a"])
     with pytest.raises(CheckpointError, match="moved is not an adapter: it has no adapter_config"):
         headway.load("moved", adapter="moved")
@@ -154,7 +154,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
         assert not Path("out").exists()
         assert run([*command, "--adapter", "b", "--adapter", "a", "--any-base"]) == 0
         capsys.readouterr()
-    with pytest.raises(ConfigError, match=r"any_base .*m is loaded without an adapter"):
+    with pytest.raises(ConfigError, match=r"any_base .*m is loaded without one"):
         headway.load("m", any_base=True)
 
 

@@ -73,7 +73,10 @@ def test_the_table_and_the_chart(
         ),
         (["attention", "--backend", "nativ"], "unknown backend 'nativ'"),
         (["attention", "--scaling", "--threads", "1"], "leave out --threads"),
-        (["serve", "--model", "minilm", "--weights", "int8"], "leave them out, or name one of those, too"),
+        (
+            ["serve", "--model", "minilm", "--weights", "int8"],
+            "leave them out, or add --model with a decoder",
+        ),
         (["growth", "--form", "lop"], "no form 'lop' (did you mean \"loop\"?); known: full,"),
     ],
 )

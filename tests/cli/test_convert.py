@@ -61,7 +61,7 @@ PAIRS = "must be halves or adjacent, or pairs such as"
         ("--dtype bfloat", 1, '(did you mean "bfloat16"?)'),
         ("--dtype int8", 1, "--dtype int8: must be one of"),
         ("--dtype q8_0", 1, "the target is a folder"),
-        ("--dtype float64 --to gguf", 1, "a GGUF file does not hold torch.float64"),
+        ("--dtype float64 --to gguf", 1, "dtype torch.float64 is not a type of GGUF files"),
         ("--to gguf --to-pairing halves", 1, "one file in the pairing of its architecture"),
         ("--to gguf --shard-size 1GB", 1, "one file in the pairing of its architecture"),
         ("--shard-size 0", 1, "--shard-size 0: must be a positive number of bytes"),

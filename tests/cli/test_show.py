@@ -124,7 +124,7 @@ def test_heads_are_drawn_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path
         (["Winow.last(8)"], r'unknown name \'Winow.last\' at character 1 (did you mean "Window.last"?)'),
         (["Causal() & Sinc(2)"], "unknown name 'Sinc' at character 12 (did you mean \"Sink\"?)"),
         (["Window.last(8) |"], "cannot be read at character 17"),
-        (["Window.last(0)"], "keys must be 1 or more, got 0"),
+        (["Window.last(0)"], "it must be an integer of at least 1, got 0"),
         (["Causal()", "--global", "1,x"], "--global 1,x: give whole numbers joined by commas"),
         (["Causal()", "--global", "40"], "no token 40 among 0..31"),
         (["Causal()", "--global", "-1"], "no token -1 among 0..31"),

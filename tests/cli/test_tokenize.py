@@ -40,4 +40,4 @@ def test_the_table_names_every_piece(folder: Path, capsys: pytest.CaptureFixture
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tokenize", str(tmp_path), "a"]) == 1
-    assert "no tokenizer.json" in capsys.readouterr().err
+    assert "no tokenizer in this folder" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_terms_have_no_endings_and_chinese_has_neighbours() -> None:
 
 
 def test_another_language_is_refused() -> None:
-    with pytest.raises(ConfigError, match="languages are en, zh; got 'fr'"):
+    with pytest.raises(ConfigError, match="must be one of en, zh, got 'fr'"):
         entries("fr")
 
 
