@@ -146,7 +146,7 @@ def test_an_empty_folder_and_a_file_are_named(tmp_path):
         open_tensors(tmp_path / "m")
     (tmp_path / "m" / "final").mkdir()
     (tmp_path / "m" / "final" / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="the model of this run is .*m/final$"):
+    with pytest.raises(CheckpointError, match=r"the model of this run is .*m/final$"):
         load_folder(tmp_path / "m")
     with pytest.raises(CheckpointError, match="does not exist: a model is"):
         load_folder(tmp_path / "nothing")

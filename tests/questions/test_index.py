@@ -249,4 +249,4 @@ def test_what_a_question_would_ignore_is_refused(
     others: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", *others, "--question", "why divide by the square root of d"]) == 1
-    assert "--question finds a topic and says its command; give it alone" in capsys.readouterr().err
+    assert "--question takes no topic and no setting; give it alone" in capsys.readouterr().err
