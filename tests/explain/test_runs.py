@@ -112,7 +112,9 @@ def test_training_and_held_out_text_share_no_module() -> None:
 
 def test_a_python_without_its_library_as_files_is_told(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(runs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(DataError, match="0 bytes of Python modules to train on and 0 held out, 100000 each"):
+    with pytest.raises(
+        DataError, match="0 bytes of Python modules to train on and 0 held out, but 100000 of each"
+    ):
         runs.text.__wrapped__()
 
 

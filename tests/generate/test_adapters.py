@@ -153,7 +153,7 @@ def test_names_that_are_not_added_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"adapters is a list of names, got \[1\]"):
         GenerationConfig(adapters=[1])  # type: ignore[list-item]
     set_active(model, ["style"])
-    with pytest.raises(ConfigError, match="'tone' is not active; there are style"):
+    with pytest.raises(ConfigError, match="'tone' is not active; active and not merged: style"):
         generate(model, [[7]], GenerationConfig(adapters=["tone"]))
     merge(model)
     with pytest.raises(ConfigError, match="'style' is not active; there are none"):

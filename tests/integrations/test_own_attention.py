@@ -74,7 +74,7 @@ def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
 def test_a_part_that_keeps_its_own_attention_is_named_and_may_be_left_out() -> None:
     model = Pair(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**SMALL), KEEPING["gptj"]))
     with pytest.raises(
-        BackendError, match=r"GPTJModel keeps its own.*the parts that do, as in .\"text_config\": "
+        BackendError, match=r"GPTJModel has its own attention.*the parts that do, as in .\"text_config\": "
     ):
         model.set_attn_implementation("headway")
     model.set_attn_implementation({"encoder": "headway"})

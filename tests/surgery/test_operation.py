@@ -130,7 +130,7 @@ def test_what_is_written_is_a_gguf_file_where_its_name_says_so(source, tmp_path)
     new = load_folder(tmp_path / "n.gguf")
     assert (new.format, new.spec.kv_heads, new.spec.positions.pairing) == ("gguf", 2, "adjacent")
     assert Tokenizer.load(tmp_path / "n.gguf").encode(WORDS) == Tokenizer.load(source).encode(WORDS)
-    with pytest.raises(ConfigError, match="quantized weights can be written to a folder only"):
+    with pytest.raises(ConfigError, match="quantized weights are written into a folder"):
         quantize_folder(folder, tmp_path / "q.gguf", "int8")
     assert not (tmp_path / "q.gguf").exists()
 

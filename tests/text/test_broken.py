@@ -55,7 +55,7 @@ def test_rules_that_are_not_bert_s_are_refused(tmp_path: Path) -> None:
         DataError, match=r"vocab.txt of kind 'mpnet' is not supported, because its rules are not BERT's"
     ):
         Tokenizer.load(vocab_txt(tmp_path, *BERT, config={"tokenizer_class": "MPNetTokenizerFast"}))
-    with pytest.raises(DataError, match="do_basic_tokenize is false"):
+    with pytest.raises(DataError, match="do_basic_tokenize=false"):
         Tokenizer.load(vocab_txt(tmp_path, *BERT, config={"do_basic_tokenize": False}))
 
 
@@ -76,7 +76,7 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
             "a b\nb c\n",
             "line 2 merges 'b' and 'c', but 'c' is not in the vocabulary: the two files belong to different",
         ),
-        (good, "a b\nb a\n", "line 2 merges 'b' and 'a', but 'ba' is not in vocab.json"),
+        (good, "a b\nb a\n", "line 2 merges 'b' and 'a', but 'ba' is not in the vocabulary"),
         (good, "a b c\n", "line 1: expected two pieces separated by a space, got 'a b c'"),
         (good[:20], "a b\n", "vocab.json is not valid JSON"),
         ("[1, 2]", "a b\n", "vocab.json must hold a JSON object, but holds a list"),
@@ -113,7 +113,7 @@ def test_tiktoken_s_ranks(tmp_path: Path) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     for content, match in (
         (lines[:100], "156 of the 256 bytes have no rank; the file is truncated"),
-        (lines[:5] + lines[6:], "line 6: not tiktoken's format (base64 and rank): expected rank 5"),
+        (lines[:5] + lines[6:], "line 6: not tiktoken's format .*: expected rank 5"),
         ([*lines[:300], b"!! 300\n"], "line 301: not tiktoken's form"),
         ([*lines[:300], lines[299].split()[0] + b" 300\n"], "the same token has two ranks"),
     ):

@@ -217,7 +217,7 @@ def squeezed(tokenizer: Tokenizer) -> Tokenizer:
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (word_piece, "this is WordPiece"),
+        (word_piece, "this tokenizer is of type WordPiece"),
         (lambda: add_spaced(byte_level()), "added tokens"),
         (lambda: split_otherwise(byte_level()), "pre-tokenizer has no known name in GGUF"),
         (lambda: squeezed(sentencepiece()), "rule to split text"),

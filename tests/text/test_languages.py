@@ -128,7 +128,7 @@ def test_languages_that_are_not_said_or_not_known_are_asked_for(
         translator.translate("Hello", source_language="eng_Latn")
     with pytest.raises(DataError, match=r'no target language.*fra_Latin.*did you mean "fra_Latn"'):
         translator.translate("Hello", source_language="eng_Latn", target_language="fra_Latin")
-    with pytest.raises(DataError, match="source language is not said"):
+    with pytest.raises(DataError, match="source language is not set"):
         translator.attention("Hello")
     model = str(nllb / "m")
     assert cli(["translate", model, "Hello", "--source-language", "eng_Latn"]) != 0
@@ -164,6 +164,6 @@ def test_mbart_begins_with_the_target_language_and_pairs_have_their_own(tmp_path
     assert written[0] == romanian
     pairs = encode_pairs(translator.tokenizer, ["test"], ["test"], 99)
     assert (pairs.sources[0][-2:], pairs.targets[0][-2:]) == ([2, english], [2, romanian])
-    with pytest.raises(DataError, match="target language is not said"):
+    with pytest.raises(DataError, match="target language is not set"):
         encode_pairs(tokenizer, ["test"], ["test"], 99)
     assert [*Tokenizer.load(put(tmp_path / "50", "mbart50")).languages] == MBART50

@@ -119,7 +119,7 @@ def test_an_answer_in_several_marks_is_one() -> None:
          r"ends with 'Ċ', at which generation would not stop \(stop tokens: '<\|end\|>'\); use a template that "
          "ends answers with one of them, or set stop"),
         (MARKED_TURNS.replace("\n", "x"), [HI, YO], "an answer ends with 'x', at which generation would not stop"),
-        (MARKED_TURNS.replace("{{ m.content }}{{ eos_token }}\n", ""), [HI, YO], "an answer is empty, where"),
+        (MARKED_TURNS.replace("{{ m.content }}{{ eos_token }}\n", ""), [HI, YO], "an answer is empty, at which"),
         ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", [HI], "marks are nested"),
         ("{{ messages | length }}{{ messages[-1].content }}{{ eos_token }}", [HI, YO],
          r"chat template '\{\{ messages \| length \}\}.*': its text for messages 0 to 1 is not the beginning "

@@ -129,7 +129,7 @@ def test_an_adapter_of_a_run_is_refused_by_another_model(beside: Make, base: Pat
     assert headway.load(result.model).generate("one", max_new_tokens=1).ids
     tokenizer = headway.load(base).tokenizer
     save_folder(base, build(folder.spec, seed=1).eval(), tokenizer=tokenizer, overwrite=True)
-    with pytest.raises(CheckpointError, match=rf"{frozen}, and {base} has {fingerprint(load_folder(base))}"):
+    with pytest.raises(CheckpointError, match=rf"{frozen}, but {base} has {fingerprint(load_folder(base))}"):
         headway.load(result.model)
 
 

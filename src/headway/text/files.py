@@ -61,7 +61,8 @@ def find(path: Path) -> Found:
             "headway.text.MarianTokenizer.load"
         )
     raise DataError(
-        f"{path}: no tokenizer in this folder: expected one of {', '.join(READERS)}, found {names}"
+        f"{path}: no tokenizer in this folder: expected one of {', '.join(READERS)} (vocab.json with merges.txt, "
+        f"encoder.json with vocab.bpe), found {names}"
     )
 
 

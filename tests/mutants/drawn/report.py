@@ -11,7 +11,7 @@ POOLED = 25
 MOST_EQUIVALENT = 0.08
 FLOORS = {
     "pure values, hardware": (
-        "hardware processor threads language patterns tokens heads positions scores similarity metrics partial "
+        "hardware cores processor threads language patterns tokens heads positions scores similarity metrics partial "
         "quantization block_quantization choice errors"
     ),
     "native": "native storage report fonts",
