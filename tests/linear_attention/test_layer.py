@@ -191,7 +191,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
         (causal, {}, "needs pattern=Full"),
         (turned, {}, "no rotary positions"),
         (layer, {"cache": cache_of(layer_of(), 3).pages[0]}, "takes no cache"),
-        (layer, {"rotation": ROTARY.rotation(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
+        (layer, {"rotation": ROTARY.rotation(torch.arange(N), D)}, "memory is given, so nothing is rotated"),
     ):
         with pytest.raises(ConfigError, match=message):
             other(X, memory=memory, **options)

@@ -102,6 +102,19 @@ def test_rows_are_the_same_bits_whatever_else_is_there(dtype: torch.dtype) -> No
             assert linear(x[0, :rows], weight, bias).equal(full[0, :rows])
 
 
+def test_rows_are_padded_only_where_kernels_are_compiled_for_them() -> None:
+    for dtype, rows, added in (
+        (torch.float32, FEW - 1, 0),
+        (torch.float32, FEW + 1, 15),
+        (torch.bfloat16, 1, 15),
+        (torch.bfloat16, 33, 15),
+        (torch.float64, FEW + 1, 0),
+    ):
+        assert products.added_rows(torch.zeros(rows, 4, dtype=dtype)) == added
+    with torch.autocast("cpu", torch.bfloat16):
+        assert products.added_rows(torch.zeros(1, 4)) == 15
+
+
 def test_few_numbers_of_rows_are_multiplied() -> None:
     numbers = range(FEW, 4097)
     assert len({filled_rows(rows) for rows in numbers}) == 45

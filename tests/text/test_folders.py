@@ -272,7 +272,7 @@ def test_gpt2_is_read_from_the_files_of_its_authors(tmp_path: Path) -> None:
     assert original.fingerprint == renamed.fingerprint
     assert [original.encode(text) for text in TEXTS] == [renamed.encode(text) for text in TEXTS]
     (tmp_path / "own" / "vocab.bpe").unlink()
-    with pytest.raises(DataError, match="no tokenizer in this folder: .* encoder.json with vocab.bpe"):
+    with pytest.raises(DataError, match=r"no tokenizer in this folder: .* encoder\.json with vocab\.bpe"):
         Tokenizer.load(tmp_path / "own")
     with pytest.raises(DataError, match=r"vocab\.bpe, with the BPE merges, is missing from the folder"):
         Tokenizer.load(tmp_path / "own" / "encoder.json")

@@ -49,7 +49,7 @@ def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
 
 def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: Path) -> None:
     """The last token is only a target and is never embedded."""
-    for ids, message in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
+    for ids, message in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is neither in 0..19")):
         file = token_file(tmp_path / "a.tokens", [ids], VOCAB)
         with pytest.raises(DataError, match=message):
             evaluate(build(ModelSpec.of_depth(1, 20), seed=0), Rows(file, 8))

@@ -147,7 +147,7 @@ def test_a_measure_that_is_not_there_is_named_before_the_first_step(
     assert not checkpoints(Path(config.out))
     unmeasured = ReversalConfig(out=config.out + "-own", eval_every=1, keep_best=True)
     monkeypatch.setattr(Reversal, "evaluate", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match="nothing is held out"):
+    with pytest.raises(ConfigError, match="need held-out data, and none is given"):
         train(unmeasured, quiet=True)
 
 

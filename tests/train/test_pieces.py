@@ -92,7 +92,7 @@ def test_optimizer_state_is_strict() -> None:
         p.grad = torch.ones_like(p)
     optimizer.step(1.0)
     state = optimizer.state_tensors()
-    with pytest.raises(CheckpointError, match="the model has no 'nobody'"):
+    with pytest.raises(CheckpointError, match="state has 'nobody', but the model has no such parameter"):
         optimizer.load_state_tensors(state | {"nobody/step": torch.zeros(())})
     with pytest.raises(CheckpointError, match=r"state lacks model\.norm\.weight"):
         optimizer.load_state_tensors({k: v for k, v in state.items() if "model.norm" not in k})

@@ -168,7 +168,7 @@ def test_settings_come_back_from_their_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "match"),
     [
-        ("a\nb\n", "a\n", "2 lines and .* 1: line i of one is to be the translation"),
+        ("a\nb\n", "a\n", "2 lines, but .* 1; line i of one must be the translation"),
         ("a\n\nb\n", "a\nb\nc\n", ":2: the line is empty"),
         ("", "", "the file is empty"),
         ("a b " * 40 + "\n", "a\n", r"pair 1 has \d+ tokens on one side, more than context 32"),

@@ -81,7 +81,7 @@ def test_what_a_folder_fixes_is_not_asked_for(
 
 def test_a_model_that_translates_nothing_is_refused(tmp_path: Path) -> None:
     save_folder(tmp_path / "lm", build(ModelSpec.of_depth(1, 300), seed=0))
-    with pytest.raises(ConfigError, match=r"and .*lm is none"):
+    with pytest.raises(ConfigError, match=r"lm is not one"):
         go_on(tmp_path, tmp_path / "lm")
 
 
