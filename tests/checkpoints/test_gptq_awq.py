@@ -160,7 +160,7 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     refused(
         r"unexpected: .*g_idx|scales has shape \[2, ", AWQ, CheckpointError
     )  # another packing of the same names
-    refused(r"scales is \[2, 64\].*have \[1, 64\]", {**GPTQ, "group_size": 64}, CheckpointError)
+    refused(r"scales has shape \[2, 64\].*need \[1, 64\]", {**GPTQ, "group_size": 64}, CheckpointError)
     set_keys(path, quantization_config=GPTQ)
     tensors = {name: value.clone() for name, value in open_tensors(path).items()}
     name = "model.layers.1.mlp.up_proj"

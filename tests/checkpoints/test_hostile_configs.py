@@ -106,9 +106,9 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for field, value, message in (
         ("layers", 10**9, "layers is 1,000,000,000; at most 10,000"),
-        ("head_dim", 10**9, "head_dim is 1,000,000,000, and at most 65,536"),
-        ("vocab", 10**12, "vocab is 1,000,000,000,000, and at most 2,147,483,647"),
-        ("layer_hidden", [0, 2**64], "layer_hidden is 18,446,744,073,709,551,616, and at most"),
+        ("head_dim", 10**9, "head_dim is 1,000,000,000; at most 65,536"),
+        ("vocab", 10**12, "vocab is 1,000,000,000,000; at most 2,147,483,647"),
+        ("layer_hidden", [0, 2**64], "layer_hidden is 18,446,744,073,709,551,616; at most"),
         ("tied", "no", '"headway.tied" must be bool, got .no.'),
         ("width", 16.0, '"headway.width" must be int, got 16.0'),
         ("norm_eps", True, '"headway.norm_eps" must be float, got True'),

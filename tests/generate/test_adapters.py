@@ -156,7 +156,7 @@ def test_names_that_are_not_added_are_refused() -> None:
     with pytest.raises(ConfigError, match="'tone' is not active; active and not merged: style"):
         generate(model, [[7]], GenerationConfig(adapters=["tone"]))
     merge(model)
-    with pytest.raises(ConfigError, match="'style' is not active; there are none"):
+    with pytest.raises(ConfigError, match="'style' is not active; active and not merged: none"):
         generate(model, [[7]], GenerationConfig(adapters=["style"]))
 
 
