@@ -174,7 +174,7 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
 
     broken(r"up_proj.scales is missing", scales=None)
     broken(
-        r"groups of model.layers.1.mlp.up_proj are not of neighbouring inputs",
+        r"groups of model.layers.1.mlp.up_proj are not of consecutive inputs",
         g_idx=tensors[f"{name}.g_idx"].flip(0),
     )
     packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
