@@ -187,7 +187,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(
         DataError,
-        match=r"no tokenizer in this folder: expected one of tokenizer.json, .*encoder.json, found nothing",
+        match=r"no tokenizer in this folder: expected one of tokenizer.json, .*vocab.bpe\), found nothing",
     ):
         Tokenizer.load(tmp_path)
     file = tmp_path / "tokenizer.json"
