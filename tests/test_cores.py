@@ -108,16 +108,18 @@ def test_cores_are_the_least_of_what_limits_them(
 
 
 @pytest.mark.parametrize(
-    ("before", "usable", "after"),
-    [({}, 2, "2"), ({}, 8, None), ({"OMP_NUM_THREADS": "5"}, 2, "5"), ({"MKL_NUM_THREADS": "5"}, 2, None)],
+    ("asked", "usable", "processes", "after"),
+    [(False, 2, 1, "2"), (False, 8, 1, None), (True, 2, 1, None), (False, 2, 2, "1"), (False, 8, 3, "2")],
 )
 def test_threads_are_limited_unless_the_environment_says_how_many(
-    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], usable: int, after: str | None
+    monkeypatch: pytest.MonkeyPatch, asked: bool, usable: int, processes: int, after: str | None
 ) -> None:
-    monkeypatch.setattr(os, "environ", dict(before))
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(cores, "ASKED", asked)
     monkeypatch.setattr(cores, "affinity", lambda: set(range(8)))
     monkeypatch.setattr(cores, "cores", lambda: usable)
-    cores.limit_threads()
+    cores.limit_threads()  # as every command does first
+    cores.limit_threads(processes)
     assert os.environ.get("OMP_NUM_THREADS") == after
 
 

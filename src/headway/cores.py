@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from headway.processor import read, sysctl
 
 ROOT = Path("/")
+ASKED = "OMP_NUM_THREADS" in os.environ
+"""Whether this process was started with a number of threads."""
 FAST = 0.75
 """The share of the largest capacity from which on a core counts as a performance core: favoured cores have some per
 cent more than others, efficiency cores a third to two thirds. https://docs.kernel.org/scheduler/sched-capacity.html"""
@@ -62,9 +64,8 @@ def quota(root: Path = ROOT) -> int | None:
             words = read(folder / "cpu.max").split()
         else:
             words = [read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        if len(words) == 2 and all(
-            word.isdigit() for word in words
-        ):  # without a quota "max", or -1 in version 1
+        # the quota is "max" if there is none, in version 1 it is -1
+        if len(words) == 2 and all(word.isdigit() for word in words):
             shares.append(int(words[0]) // int(words[1]))
     return max(1, min(shares)) if shares else None
 
@@ -85,8 +86,10 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
                 yield (1 if controllers else 2), folder
 
 
-def limit_threads() -> None:
-    """Makes OpenMP, MKL and torch start at most `cores()` threads, by OMP_NUM_THREADS, unless the environment already
-    sets a number. Must be called before torch is imported."""
-    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < len(affinity()):
-        os.environ["OMP_NUM_THREADS"] = str(cores())
+def limit_threads(processes: int = 1) -> None:
+    """Makes OpenMP, MKL and torch start at most `cores()` threads, by OMP_NUM_THREADS; the share of each, if several
+    `processes` are to be started. Does nothing if this process was started with a number. Must be called before torch
+    is imported."""
+    count = max(1, cores() // processes)
+    if not ASKED and count < len(affinity()):
+        os.environ["OMP_NUM_THREADS"] = str(count)

@@ -32,6 +32,7 @@ from headway.storage.tensors import Tensors, open_tensors
 Format = Literal["hf", "gguf", "llama2c", "meta"]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"
+FINAL = "final"  # the model in the folder of a run
 OF_TARGETS = (START, "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")  # in either of the files
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
@@ -154,7 +155,7 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
             f"headway surgery merge MODEL OUT --adapter {path}"
         )
     if not (folder / "config.json").exists():
-        trained = folder / "final"  # of `headway train`, which writes the model into its run folder
+        trained = folder / FINAL
         hint = f"; the model of this run is {trained}" if (trained / "config.json").exists() else ""
         raise CheckpointError(f"{path} has no config.json: it is not a model folder{hint}")
     config = read_json(folder / "config.json")

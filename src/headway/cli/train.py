@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from headway.cli._options import Count, click_command, says, with_parameters
 from headway.cli._shared import attributes, note, print_report
+from headway.cores import limit_threads
 from headway.errors import ConfigError, listed
 from headway.report import cell, table
 from headway.train import config_yaml
@@ -116,7 +117,7 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
     from headway.train.start import checked, where_to_begin
 
     where_to_begin(checked(settings, count).config, resume)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    limit_threads(count)
     # the processes report their own errors
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     launcher = ("--standalone", f"--nproc-per-node={count}", "-m", "headway")

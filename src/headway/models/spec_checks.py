@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from headway.attention.delta.spec import ORDERS as BESIDE_OTHERS
@@ -72,7 +73,7 @@ def check(spec: Any) -> None:
     for what, (names, holds) in NUMBERS.items():
         for name in names:
             value = getattr(spec, name)
-            if value is not None and not (isinstance(value, int | float) and holds(value)):
+            if value is not None and not (isinstance(value, Real) and holds(value)):
                 raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
     for name, choices in CHOICES.items():
         value = getattr(spec, name)

@@ -14,6 +14,7 @@ import torch
 
 import headway
 from headway.api.translator import bleu
+from headway.checkpoints.folder import FINAL
 from headway.data.datasets import made_by
 from headway.data.pairs import read_pairs
 from headway.errors import ConfigError, check_known, listed, near_file
@@ -28,7 +29,7 @@ from headway.report import no_pictures
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import FINAL, checkpoints, moved_along, read_record
+from headway.train.checkpoint import checkpoints, moved_along, read_record
 from headway.train.config import TrainConfig
 from headway.train.lock import LOCK, locked
 from headway.train.metrics import METRICS, read_metrics

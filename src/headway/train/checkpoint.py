@@ -45,7 +45,7 @@ from headway.train.trainer import Progress
 
 MOMENTS, ADAPTER = "optimizer", "adapter"
 """Stems of the file names of the optimizer state and of the adapter, and of their shards."""
-CONFIG, FINAL = "config.yaml", "final"
+CONFIG = "config.yaml"
 NAME = re.compile(r"checkpoint-\d+")
 
 

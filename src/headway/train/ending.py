@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoints.adapters import save_adapter
-from headway.checkpoints.folder import load_folder
+from headway.checkpoints.folder import FINAL, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, check_known
 from headway.models import cost
 from headway.report import cell, no_pictures
 from headway.train.callbacks import TrainResult
-from headway.train.checkpoint import FINAL, State, checkpoints, read_record, step_of, take_mean
+from headway.train.checkpoint import State, checkpoints, read_record, step_of, take_mean
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics

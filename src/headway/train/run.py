@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from headway.checkpoints.folder import FINAL
 from headway.errors import CheckpointError, RankError
 from headway.models.tensor_parallel import shards_of
 from headway.nn.router_losses import LOSSES
@@ -22,7 +23,7 @@ from headway.parallel.processes import count_ranks
 from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
-from headway.train.checkpoint import CONFIG, FINAL, State
+from headway.train.checkpoint import CONFIG, State
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.ending import Deadline, choose_weights, count, leave_model, result, waited_enough
